@@ -1,0 +1,1 @@
+"""counterproof_dashboard: the Streamlit comparison dashboard, a reader of sealed records."""

@@ -1,0 +1,306 @@
+"""The engine's configuration: one frozen tree of plain values, checked without importing torch.
+
+The same paths are used by Hydra overrides (under `engine.`), by `intaglio generate` and by packets, e.g.
+`kv_cache.enabled=false`. A value keeps its type: an integer field refuses 16.0, "16" and true.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from intaglio.errors import ConfigError
+
+Scalar = bool | int | float | str | None
+
+DTYPES = ("fp32", "bf16")
+NUMERICS_MODES = ("fast", "invariant")
+DEVICES = ("cpu", "cuda")
+SPECULATION_METHODS = ("none", "ngram", "early_exit", "draft")
+GRAPH_MODES = ("eager", "compile", "capture")
+KV_FORMATS = ("auto", "fp32", "bf16")
+WAIT_POLICIES = ("active", "passive")
+
+
+@dataclass(frozen=True)
+class NumericsConfig:
+    """`mode`: fast (library kernels) or invariant (bitwise independent of batch, chunking and cache)."""
+
+    mode: str = "fast"
+
+
+@dataclass(frozen=True)
+class KVCacheConfig:
+    """Paged KV cache. `blocks` null: as many as `memory_mib` holds, at most what `max_running` can use."""
+
+    enabled: bool = True
+    block_tokens: int = 16
+    format: str = "auto"
+    blocks: int | None = None
+    memory_mib: int = 2048
+
+
+@dataclass(frozen=True)
+class SwitchConfig:
+    """A mechanism that is either on or off."""
+
+    enabled: bool = False
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """`token_budget`: most tokens computed in one step. `prefill_chunk`: most prompt tokens of one request
+    in one step (null: the budget). `max_model_len` null: the model's own context."""
+
+    token_budget: int = 2048
+    max_running: int = 16
+    prefill_chunk: int | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    data: int = 1
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    method: str = "none"
+    length: int = 4
+    draft_model: str | None = None
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    mode: str = "eager"
+
+
+@dataclass(frozen=True)
+class ThreadsConfig:
+    """OpenMP threads (null: one per usable core) and how they wait; they take effect before torch loads."""
+
+    count: int | None = None
+    wait_policy: str = "passive"
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    enabled: bool = True
+
+
+@dataclass(frozen=True)
+class InjectConfig:
+    """A known delay in microseconds added to every engine step: the positive control of a study."""
+
+    step_delay_us: int = 0
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything that decides what the engine runs. `model`: a folder, a catalogue name or a hub id."""
+
+    model: str = "tiny"
+    dtype: str = "bf16"
+    device: str = "cpu"
+    numerics: NumericsConfig = field(default_factory=NumericsConfig)
+    kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    prefix_cache: SwitchConfig = field(default_factory=SwitchConfig)
+    context_cache: SwitchConfig = field(default_factory=SwitchConfig)
+    host_tier: SwitchConfig = field(default_factory=SwitchConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    disaggregation: SwitchConfig = field(default_factory=SwitchConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    graph: GraphConfig = field(default_factory=GraphConfig)
+    threads: ThreadsConfig = field(default_factory=ThreadsConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    inject: InjectConfig = field(default_factory=InjectConfig)
+
+    def validate(self) -> EngineConfig:
+        """Check ranges, choices and combinations. Returns self; raises ConfigError naming the path."""
+        _check_choices(self)
+        _check_ranges(self)
+        _check_built(self)
+        return self
+
+
+# Mechanisms whose place in the configuration is fixed but which this version does not contain. Switching one
+# on is refused: a flag that does nothing would be measured as a change that does nothing.
+_NOT_BUILT: dict[str, Scalar] = {
+    "prefix_cache.enabled": False,
+    "context_cache.enabled": False,
+    "host_tier.enabled": False,
+    "disaggregation.enabled": False,
+    "parallel.tensor": 1,
+    "parallel.pipeline": 1,
+    "parallel.context": 1,
+    "parallel.expert": 1,
+    "parallel.data": 1,
+    "speculation.method": "none",
+    "graph.mode": "eager",
+}
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "numerics.mode": NUMERICS_MODES,
+    "kv_cache.format": KV_FORMATS,
+    "speculation.method": SPECULATION_METHODS,
+    "graph.mode": GRAPH_MODES,
+    "threads.wait_policy": WAIT_POLICIES,
+}
+
+_RANGES: dict[str, tuple[int, int]] = {
+    "kv_cache.block_tokens": (1, 1024),
+    "kv_cache.blocks": (1, 1 << 24),
+    "kv_cache.memory_mib": (1, 1 << 24),
+    "scheduler.token_budget": (1, 1 << 20),
+    "scheduler.max_running": (1, 4096),
+    "scheduler.prefill_chunk": (1, 1 << 20),
+    "scheduler.max_model_len": (2, 1 << 24),
+    "speculation.length": (1, 64),
+    "threads.count": (1, 1024),
+    "inject.step_delay_us": (0, 60_000_000),
+}
+
+
+def flatten(config: EngineConfig) -> dict[str, Scalar]:
+    """The configuration as `{dotted path: value}`, in declaration order."""
+    return dict(_walk(config, ""))
+
+
+def from_flat(values: Mapping[str, Scalar], base: EngineConfig | None = None) -> EngineConfig:
+    """Build a configuration from dotted paths over `base` (default: the defaults), type-strict.
+
+    Raises ConfigError for an unknown path, a wrong type, a value out of range or a refused combination.
+    """
+    config = base or EngineConfig()
+    for path, value in values.items():
+        config = _replace(config, path, path.split("."), value)
+    return config.validate()
+
+
+def parse_overrides(tokens: Iterable[str], base: EngineConfig | None = None) -> EngineConfig:
+    """Apply `path=value` tokens, e.g. `kv_cache.enabled=false`. The value is read by its field's type."""
+    values: dict[str, Scalar] = {}
+    for token in tokens:
+        path, sign, text = token.partition("=")
+        if not sign or not path or path[0] in "+~":
+            raise ConfigError(f"'{token}' is not of the form path=value; write e.g. kv_cache.enabled=false")
+        if path in values:
+            raise ConfigError(f"{path} is given twice; give it once", field=path)
+        values[path] = _parse_scalar(path, text)
+    return from_flat(values, base)
+
+
+def field_types() -> dict[str, Any]:
+    """`{dotted path: declared type}` of every leaf."""
+    return dict(_walk_types(EngineConfig, ""))
+
+
+def check_type(path: str, value: object) -> None:
+    """Raise ConfigError unless `value` has exactly the declared type of `path` (bool is not an int)."""
+    types = field_types()
+    if path not in types:
+        raise ConfigError(f"unknown configuration path '{path}'; known: {', '.join(types)}", field=path)
+    allowed = _allowed(types[path])
+    if type(value) not in allowed:
+        names = " or ".join("null" if t is type(None) else t.__name__ for t in allowed)
+        raise ConfigError(f"{path} must be {names}, not {type(value).__name__} {value!r}", field=path)
+
+
+def _allowed(declared: Any) -> tuple[type, ...]:
+    args = typing.get_args(declared)
+    return tuple(args) if args else (declared,)
+
+
+def _parse_scalar(path: str, text: str) -> Scalar:
+    types = field_types()
+    if path not in types:
+        raise ConfigError(f"unknown configuration path '{path}'; known: {', '.join(types)}", field=path)
+    allowed = _allowed(types[path])
+    if text in ("null", "none", "None") and type(None) in allowed:
+        return None
+    if bool in allowed:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise ConfigError(f"{path} must be true or false, not '{text}'", field=path)
+    if int in allowed:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{path} must be a whole number, not '{text}'", field=path) from None
+    if float in allowed:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f"{path} must be a number, not '{text}'", field=path) from None
+    return text
+
+
+def _walk(node: Any, prefix: str) -> Iterable[tuple[str, Scalar]]:
+    for f in dataclasses.fields(node):
+        value = getattr(node, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from _walk(value, f"{prefix}{f.name}.")
+        else:
+            yield f"{prefix}{f.name}", value
+
+
+def _walk_types(cls: Any, prefix: str) -> Iterable[tuple[str, Any]]:
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        declared = hints[f.name]
+        if dataclasses.is_dataclass(declared):
+            yield from _walk_types(declared, f"{prefix}{f.name}.")
+        else:
+            yield f"{prefix}{f.name}", declared
+
+
+def _replace(node: Any, path: str, parts: list[str], value: Scalar) -> Any:
+    name = parts[0]
+    known = {f.name for f in dataclasses.fields(node)}
+    if name not in known:
+        raise ConfigError(f"unknown configuration path '{path}'", field=path)
+    if len(parts) == 1:
+        check_type(path, value)
+        return dataclasses.replace(node, **{name: value})
+    child = getattr(node, name)
+    if not dataclasses.is_dataclass(child):
+        raise ConfigError(f"unknown configuration path '{path}'", field=path)
+    return dataclasses.replace(node, **{name: _replace(child, path, parts[1:], value)})
+
+
+def _check_choices(config: EngineConfig) -> None:
+    flat = flatten(config)
+    for path, choices in _CHOICES.items():
+        if flat[path] not in choices:
+            raise ConfigError(f"{path} must be one of {', '.join(choices)}, not {flat[path]!r}", field=path)
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    flat = flatten(config)
+    for path, value in flat.items():
+        check_type(path, value)
+    for path, (low, high) in _RANGES.items():
+        value = flat[path]
+        if value is not None and not (low <= typing.cast(int, value) <= high):
+            raise ConfigError(f"{path} must be between {low} and {high}, not {value}", field=path)
+    if not config.model:
+        raise ConfigError("model is empty; give a folder, a catalogue name or a hub id", field="model")
+
+
+def _check_built(config: EngineConfig) -> None:
+    flat = flatten(config)
+    for path, only in _NOT_BUILT.items():
+        if flat[path] != only:
+            raise ConfigError(
+                f"{path}={flat[path]} is not available in this version; leave it at {only}", field=path
+            )

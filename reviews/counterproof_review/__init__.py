@@ -1,0 +1,1 @@
+"""counterproof_review: replication packets that an independent reviewer verifies and replays."""
