@@ -20,7 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from counterproof.record import atomic, canonical, manifest
+from counterproof.record.journal import Journal
 from counterproof.record.schema import ARMS, TABLES
+from counterproof.record.store import RunKey
 
 FACTOR = "engine.kv_cache.enabled"
 TIME = "2026-01-02T03:04:05Z"
@@ -116,17 +119,16 @@ def build(store: Path, model: StudyModel | None = None) -> Path:
     folder = store / "studies" / model.study
     (folder / "runs").mkdir(parents=True)
     plan = plan_of(model)
-    _write_json(folder / "plan.json", plan)
-    plan_sha = _sha256((folder / "plan.json").read_bytes())
-    journal = _Journal(folder / "journal.jsonl")
+    plan_sha = atomic.write_json(folder / "plan.json", plan)
+    journal = Journal(folder / "journal.jsonl")
     journal.append("study_started", study=model.study, plan_sha256=plan_sha)
     if model.equivalence and not model.calibration:
         for arm in ("baseline", "candidate"):
-            _write_run(folder, model, plan_sha, journal, None, arm, 0)
+            _write_run(folder, model, plan_sha, journal, RunKey(None, arm, 1))
     for block, order in enumerate(plan["schedule"]):
         for arm in order:
             if (block, arm) not in model.missing:
-                _write_run(folder, model, plan_sha, journal, block, arm, 0)
+                _write_run(folder, model, plan_sha, journal, RunKey(block, arm, 1))
     return folder
 
 
@@ -169,6 +171,7 @@ def plan_of(model: StudyModel) -> dict[str, Any]:
             "name": "python_topics",
             "requests": model.requests,
             "concurrency": model.concurrency,
+            "equivalence_sha256": _workload_sha(model, None),
             "sha256_by_block": [_workload_sha(model, b) for b in range(model.blocks)],
         },
         "slowed_delay_us": model.slowed_delay_us,
@@ -246,49 +249,35 @@ def run_model(model: StudyModel, block: int | None, arm: str) -> Any:
     )
 
 
-def _write_run(
-    folder: Path,
-    model: StudyModel,
-    plan_sha: str,
-    journal: _Journal,
-    block: int | None,
-    arm: str,
-    attempt: int,
-) -> None:
-    name = f"eq-{arm}-{attempt}" if block is None else f"{block:02d}-{arm}-{attempt}"
-    run = folder / "runs" / name
+def _write_run(folder: Path, model: StudyModel, plan_sha: str, journal: Journal, key: RunKey) -> None:
+    run = folder / "runs" / key.name
     run.mkdir()
-    journal.append("run_started", run=name)
-    if block is not None and attempt == 0 and (block, arm) in model.killed:
+    journal.append("run_started", run=key.name)
+    if key.attempt == 1 and (key.block, key.arm) in model.killed:
         (run / "log.txt").write_text("killed\n", encoding="utf-8")
-        journal.append("run_lost", run=name, reason="killed")
-        _write_run(folder, model, plan_sha, journal, block, arm, 1)
+        journal.append("run_lost", run=key.name, reason="killed")
+        _write_run(folder, model, plan_sha, journal, RunKey(key.block, key.arm, 2))
         return
-    tables = runs.simulate(run_model(model, block, arm))
-    phase = "equivalence" if block is None else "timed"
-    environment = _environment(model, arm)
-    _write_files(run, model, arm, phase, tables, environment)
-    manifest = {
-        "schema": "counterproof-run/1",
+    tables = runs.simulate(run_model(model, key.block, key.arm))
+    environment = _environment(model, key.arm)
+    _write_files(run, model, key, tables, environment)
+    facts = {
         "study": model.study,
-        "block": block,
-        "arm": arm,
-        "attempt": attempt,
-        "phase": phase,
+        "block": key.block,
+        "arm": key.arm,
+        "attempt": key.attempt,
+        "phase": key.phase,
         "plan_sha256": plan_sha,
         "env_id": environment["env_id"],
-        "workload_sha256": _workload_sha(model, -1 if block is None else block),
+        "workload_sha256": _workload_sha(model, key.block),
         "counters": tables.counters,
-        "startup_ms": 900.0 + (hash_int(name) % 100) / 10,
-        "files": {str(p.relative_to(run)): _entry(p) for p in sorted(run.rglob("*")) if p.is_file()},
+        "startup_ms": 900.0 + (hash_int(key.name) % 100) / 10,
     }
-    _write_json(run / "manifest.json", manifest)
-    journal.append("run_sealed", run=name, manifest_sha256=_sha256((run / "manifest.json").read_bytes()))
+    journal.append("run_sealed", run=key.name, manifest_sha256=manifest.seal(run, facts))
 
 
-def _write_files(
-    run: Path, model: StudyModel, arm: str, phase: str, tables: Any, environment: dict[str, Any]
-) -> None:
+def _write_files(run: Path, model: StudyModel, key: RunKey, tables: Any, environment: dict[str, Any]) -> None:
+    arm = key.arm
     for name, schema in TABLES.items():
         rows = getattr(tables, name.removesuffix(".parquet"))
         full = [{column: row.get(column) for column in schema.names} for row in rows]
@@ -297,11 +286,11 @@ def _write_files(
     outputs = [{**row, "prompt": prompts[row["request_index"]]} for row in tables.outputs]
     _write_lines(run / "outputs.jsonl", outputs)
     events = list(tables.events)
-    if phase == "equivalence":
+    if key.block is None:
         events += _equivalence_events(model, arm, tables)
     _write_lines(run / "events.jsonl", events)
-    (run / "log.txt").write_text(f"{phase} run of a synthetic engine\n", encoding="utf-8")
-    _write_json(run / "environment.json", environment)
+    (run / "log.txt").write_text(f"{key.phase} run of a synthetic engine\n", encoding="utf-8")
+    atomic.write_json(run / "environment.json", environment)
     config = run / "config"
     config.mkdir()
     resolved = _config(model, arm)
@@ -309,7 +298,7 @@ def _write_files(
         ("overrides", _overrides(model, arm)),
         ("composed", resolved),
         ("resolved", resolved),
-        ("effective", effective_of(model, arm, phase)),
+        ("effective", effective_of(model, arm, key.phase)),
     ):
         (config / f"{name}.yaml").write_text(yaml.safe_dump(value, sort_keys=True), encoding="utf-8")
 
@@ -344,27 +333,10 @@ def _environment(model: StudyModel, arm: str) -> dict[str, Any]:
     }
     if arm == "candidate":
         ids.update(model.environment_change)
-    env_id = _sha256(json.dumps(ids, sort_keys=True, separators=(",", ":")).encode())
-    return {"env_id": env_id, "id": ids, "observed": {"load1": 1.1, "cpu_mhz": 3700.0}}
+    return {"env_id": canonical.sha256_json(ids), "id": ids, "observed": {"load1": 1.1, "cpu_mhz": 3700.0}}
 
 
-class _Journal:
-    """Appends hash-chained lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.seq, self.prev = path, 0, "0" * 64
-
-    def append(self, kind: str, **fields: Any) -> None:
-        line = {"seq": self.seq, "prev": self.prev, "time_utc": TIME, "kind": kind, **fields}
-        text = json.dumps(line, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        self.prev = _sha256(text.encode())
-        self.seq += 1
-        with self.path.open("a", encoding="utf-8") as file:
-            full = {**line, "hash": self.prev}
-            file.write(json.dumps(full, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n")
-
-
-def _workload_sha(model: StudyModel, block: int) -> str:
+def _workload_sha(model: StudyModel, block: int | None) -> str:
     return _sha256(f"workload {model.seed} {block} {model.requests}".encode())
 
 
@@ -373,17 +345,8 @@ def hash_int(text: str) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    return {"sha256": _sha256(data), "size": len(data)}
-
-
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
