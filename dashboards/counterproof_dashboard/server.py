@@ -1,0 +1,35 @@
+"""The child process that serves the pages and ends with the process that started it.
+
+`python -m counterproof_dashboard.server <streamlit arguments>`: standard input is a pipe from the parent. When its
+other end closes, however the parent died, this process stops, so that no server is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from streamlit.web import cli
+
+GRACE_SECONDS = 5.0
+
+
+def _stop_when_input_closes() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    timer = threading.Timer(GRACE_SECONDS, os._exit, args=(1,))
+    timer.daemon = True
+    timer.start()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Serve until stopped. Exits the process."""
+    threading.Thread(target=_stop_when_input_closes, daemon=True).start()
+    cli.main(["run", *sys.argv[1:]], prog_name="streamlit")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What metrics, verdicts and decisions are called on the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+METRIC_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "e2e_ms": "End-to-end latency",
+        "ttft_ms": "Time to first token",
+        "tpot_ms": "Time per output token",
+        "itl_ms": "Gap between tokens",
+        "service_ms": "Service time",
+        "client_queue_ms": "Wait in the client",
+        "throughput_tok_s": "Throughput",
+        "output_tokens": "Output tokens",
+        "error_rate": "Failed requests",
+        "startup_ms": "Start-up time",
+        "peak_rss_bytes": "Peak resident memory",
+        "kv_bytes_peak": "Peak KV-cache bytes",
+        "weight_bytes": "Weight bytes",
+        "tokens_computed": "Tokens computed",
+        "outputs": "Outputs, token by token",
+    }
+)
+METRIC_HELP: Mapping[str, str] = MappingProxyType(
+    {
+        "e2e_ms": "From the moment a request was scheduled until it was done.",
+        "ttft_ms": "From the moment a request was scheduled until its first token.",
+        "tpot_ms": "(last token − first token) ÷ (tokens − 1). Requests with fewer than two tokens have none.",
+        "itl_ms": "Time between one token and the next, from the engine's own stamps.",
+        "service_ms": "From the moment a request was sent until it was done; waiting in the client is left out.",
+        "client_queue_ms": "From the moment a request was scheduled until the client sent it.",
+    }
+)
+DECISION_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "PROMOTE": "promote it to exactly the scope that was measured",
+        "HOLD": "keep the baseline; the evidence does not allow a promotion",
+        "ROLLBACK": "go back to the baseline",
+        "CONTINUE": "run the remaining blocks",
+    }
+)
+STATUS_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "complete": "every planned step is recorded",
+        "running": "a process is writing it now",
+        "lost": "it stopped before its end and no process writes it",
+        "refused": "its record was changed or damaged, so none of its numbers is shown",
+        "other schema": "it was recorded by another version of the format",
+    }
+)
+
+
+def metric_name(metric: str, statistic: str = "") -> str:
+    """`Time per output token, p50`; the bare name where the statistic adds nothing."""
+    name = METRIC_NAMES.get(metric, metric)
+    return f"{name}, {statistic}" if statistic and statistic not in {"total", "peak", "identical"} else name
+
+
+def direction(better: str) -> str:
+    """Which way is better."""
+    return {"lower": "lower is better", "higher": "higher is better", "equal": "must be equal"}.get(
+        better, ""
+    )
