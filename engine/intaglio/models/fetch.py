@@ -90,7 +90,17 @@ def _download(source: Source, work: Path, console: Console) -> Path:
         "--disable-pip-version-check",
         "--no-input",
     ]
-    command += ["--only-binary", ":all:", "--dest", str(work), f"{origin.package}=={origin.version}"]
+    command += [
+        "--retries",
+        "2",
+        "--timeout",
+        "20",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(work),
+        f"{origin.package}=={origin.version}",
+    ]
     if console.quiet:
         command.append("--quiet")
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
