@@ -29,6 +29,7 @@ class Tokenizer:
         self._settings = _optional(folder / catalogue.TOKENIZER_CONFIG)
         self._config = catalogue.read_json(folder / catalogue.CONFIG)
         self._table = TokenBytes(document)
+        self._missing = self._table.missing_bytes()
         self._plain = _load(folder / catalogue.TOKENIZER)
         self._parsing = _load(folder / catalogue.TOKENIZER)
         self._plain.encode_special_tokens = True
@@ -59,6 +60,15 @@ class Tokenizer:
                 raise PromptEncodingError("this model has no BOS token; leave add_bos out", field="add_bos")
             return [self.bos_token_id, *ids]
         return ids
+
+    def unencodable(self, text: str) -> str:
+        """The distinct characters of `text` that the vocabulary lacks; `encode` leaves them out, as the
+        model's own tokenizer does (SmolLM2: six control characters and two unassigned planes)."""
+        if not self._missing:
+            return ""
+        return "".join(
+            sorted(c for c in set(text) if not self._missing.isdisjoint(c.encode("utf-8", "replace")))
+        )
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD. Raises TokenRangeError."""
