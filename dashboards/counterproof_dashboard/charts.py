@@ -89,7 +89,7 @@ def forest(
         .mark_text(fontStyle="italic", color=theme.verdict_colour("not measured", mode))
         .encode(x=alt.value(120), y=y, text="note:N"),
     ]
-    return _finish(alt.layer(*layers), title, subtitle, height=alt.Step(46))
+    return _finish(alt.layer(*layers), title, subtitle, height=alt.Step(44))
 
 
 def _same(x: alt.X, field: str) -> alt.X:
@@ -192,7 +192,7 @@ def blocks(
             tooltip=["arm:N", "ratio:Q", "ci_low:Q", "ci_high:Q"],
         ),
     ]
-    return _finish(alt.layer(*layers), title, subtitle, height=alt.Step(46))
+    return _finish(alt.layer(*layers), title, subtitle, height=alt.Step(44))
 
 
 def _finish(chart: alt.LayerChart, title: str, subtitle: list[str], *, height: object) -> alt.LayerChart:

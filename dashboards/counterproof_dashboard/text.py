@@ -117,6 +117,11 @@ def change(value: float | None) -> str:
     return f"{sign}{significant(abs(percent), 2 if abs(percent) < 10 else 3)} %"
 
 
+def percent(value: float | None) -> str:
+    """A fraction as a percentage: 0.0371 is 3.7 %."""
+    return NOT_RECORDED if value is None else f"{significant(value * 100, 2)} %"
+
+
 def interval(low: float | None, high: float | None) -> str:
     """An interval of a ratio, one side open where it was not recorded."""
     if low is None and high is None:

@@ -1,0 +1,142 @@
+"""The parts of the Compare page that show single requests, memory over time and configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from counterproof_dashboard import cache, curves, differences, panels, samples, theme
+from counterproof_dashboard.data import Study
+from counterproof_dashboard.differences import Difference
+from counterproof_dashboard.samples import ArmCount
+from counterproof_dashboard.text import count, plain, visible
+from counterproof_dashboard.words import METRIC_HELP, METRIC_NAMES
+
+
+def distributions(studies: Sequence[Study]) -> None:
+    """The latency of every request of the selected studies, one chart a study, one metric for all."""
+    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    metric = left.selectbox(
+        "Latency",
+        samples.LATENCIES,
+        format_func=lambda name: METRIC_NAMES[name],
+        key="latency",
+        bind="query-params",
+    )
+    present = [arm for arm in theme.ARM_ORDER if any(study.sealed(arm) for study in studies)]
+    usual = [arm for arm in ("baseline", "candidate") if arm in present]
+    arms = right.pills("Arms", present, selection_mode="multi", default=usual, key="arms")
+    st.caption(METRIC_HELP[metric])
+    for study in studies:
+        _distribution(study, metric, arms, named=len(studies) > 1)
+    st.caption(
+        "Thin: one block. Thick: all blocks of the arm. The shaded band (DKW, 95 %) treats requests as independent "
+        "and is therefore optimistic; claims rest on blocks. A curve that ends below 100 % has failed requests."
+    )
+
+
+def _distribution(study: Study, metric: str, arms: Sequence[str], *, named: bool) -> None:
+    found, counted = cache.latencies(study.name, metric)
+    shown = found[found["arm"].isin(list(arms))]
+    lines = [_counted(c, "gap" if metric == "itl_ms" else "request") for c in counted if c.arm in arms]
+    title = f"{METRIC_NAMES[metric]}: every {'gap' if metric == 'itl_ms' else 'request'}"
+    if named:
+        title = f"{title} · {visible(study.name)}"
+    if shown.empty:
+        st.info(plain(f"{title}: nothing to show. {' '.join(lines) or 'No sealed run has these arms.'}"))
+        return
+    lines_of, band = curves.ecdf_frames(shown)
+    panels.draw(curves.ecdf(lines_of, band, title=title, subtitle=lines, mode=panels.mode()))
+
+
+def _counted(found: ArmCount, noun: str) -> str:
+    parts = [f"{count(found.runs, 'run')}, {count(found.blocks, 'block')}", count(found.values, noun)]
+    parts.append(f"{found.failed} failed")
+    if found.missing:
+        parts.append(f"{found.missing} without a time")
+    if found.unrecorded:
+        parts.append(f"not recorded in {count(len(found.unrecorded), 'run')}")
+    return f"{visible(found.arm)}: {', '.join(parts)}"
+
+
+def memory(study: Study) -> None:
+    """Resident memory and KV bytes of every run over time."""
+    columns = (
+        ("rss_bytes", "sampler", "Resident memory of the process"),
+        ("kv_bytes_used", "engine", "KV-cache bytes in use"),
+    )
+    for place, (column, source, title) in zip(st.columns(2), columns, strict=True):
+        with place:
+            frame, absent = cache.memory(study.name, column, source)
+            note = f" · not recorded in {count(len(absent), 'run')}" if absent else ""
+            if frame.empty:
+                st.info(f"{title}: not recorded.")
+                continue
+            shown = count(frame["run"].nunique(), "run")
+            subtitle = [f"{shown}, one line each{note}", panels.counts(study)]
+            panels.draw(
+                curves.timeline(frame, title=title, subtitle=subtitle, unit="MiB", mode=panels.mode())
+            )
+
+
+def configuration(study: Study) -> None:
+    """The arms' configuration difference: red unless exactly one key, the declared factor, differs."""
+    diff = differences.arm_diff(study)
+    box = {True: st.success, False: st.error, None: st.info}[diff.holds]
+    box(f"**{plain(diff.verdict)}**" if diff.holds is not None else plain(diff.verdict))
+    everything = (
+        st.toggle(f"Show all {len(diff.leaves)} keys", key=f"keys-{study.name}") if diff.leaves else False
+    )
+    leaves = diff.leaves if everything else tuple(diff.differing)
+    if leaves:
+        _differences(leaves)
+    surprising = differences.undeclared(study)
+    if surprising:
+        st.error(f"Moved without being declared: {plain(', '.join(surprising))}")
+    kinds = {
+        "effective": "What the engine says it really ran",
+        "environment": "Environment",
+        "counters": "Work done, by the engine's counters",
+    }
+    for kind, label in kinds.items():
+        found = differences.recorded_differences(study, kind)
+        if found:
+            with st.expander(f"{label}: {count(len(found), 'difference')}"):
+                _differences(found)
+
+
+def _differences(leaves: Sequence[Difference]) -> None:
+    rows = [
+        {
+            "key": visible(leaf.path),
+            "baseline": leaf.baseline,
+            "candidate": leaf.candidate,
+            "same": not leaf.differs,
+        }
+        for leaf in leaves
+    ]
+    names = {"key": "Key", "baseline": "Baseline", "candidate": "Candidate", "same": "Same"}
+    st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=names)
+
+
+def between(studies: Sequence[Study]) -> None:
+    """What differs between the baselines of several studies: their ratios compare only as far as these agree."""
+    configs = {study.name: study.plan.get("arms", {}).get("baseline", {}).get("config") for study in studies}
+    flat = {name: differences.flatten(config) for name, config in configs.items() if isinstance(config, dict)}
+    paths = sorted({path for leaves in flat.values() for path in leaves})
+    rows = []
+    for path in paths:
+        values = {visible(n): differences.value_of(leaves, path) for n, leaves in flat.items()}
+        if len(set(values.values())) > 1:
+            rows.append({"Key": visible(path), **values})
+    if len(flat) < len(studies):
+        st.warning(
+            f"{count(len(studies) - len(flat), 'study has', 'studies have')} no configuration recorded."
+        )
+    if not rows:
+        st.success(f"The baselines of the {len(flat)} studies have the same configuration.")
+        return
+    st.warning(f"The baselines differ in {count(len(rows), 'key')}: compare their ratios with that in mind.")
+    st.dataframe(pd.DataFrame(rows), hide_index=True)
