@@ -27,7 +27,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished request. `logits`: one fp32 row of bytes per output token, when they were asked for."""
+    """A finished request."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -51,11 +51,26 @@ class Readings:
 
 @dataclass(frozen=True)
 class Logits:
-    """One request's outcome in the equivalence phase. `rows`: fp32 logits, one row a token, as a matrix."""
+    """One request's outcome in the equivalence phase.
 
-    token_ids: tuple[int, ...]
+    rows       fp32 logits as a matrix, one row an output token
+    times_ns   when each token was emitted; `logprobs` and `margins` belong to the same tokens
+    """
+
+    output: Output
+    enqueued_ns: int
+    times_ns: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    margins: tuple[float, ...]
     rows: Any
-    error: str | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.output.token_ids
+
+    @property
+    def error(self) -> str | None:
+        return self.output.error
 
 
 class RefusedRequestError(Exception):
