@@ -154,15 +154,15 @@ class Tokenizer:
         return token_id
 
     def _bos_rule(self) -> bool:
+        """tokenizer.json's post-processor alone decides, as in transformers 5 (it ignores `add_bos_token`)."""
         if self.bos_token_id is None:
             return False
         with_rule: list[int] = self._parsing.encode("a", add_special_tokens=True).ids
         without: list[int] = self._parsing.encode("a", add_special_tokens=False).ids
         if with_rule == without:
-            # transformers builds the rule from this setting where tokenizer.json has none.
-            return self._settings.get("add_bos_token") is True
+            return False
         if with_rule == [self.bos_token_id, *without]:
-            return self._settings.get("add_bos_token") is not False
+            return True
         raise ModelError(
             "tokenizer.json adds other tokens than BOS to a prompt; that is not supported", field="model"
         )
