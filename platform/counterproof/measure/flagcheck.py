@@ -15,7 +15,7 @@ from counterproof.measure.load import RunData, StudyData
 from counterproof.record.difference import differences
 
 # Counters that say how often something was timed or dropped, not what work was done.
-NOT_WORK = ("events_dropped", "gauges_dropped", "outputs_dropped")
+NOT_WORK = ("events_dropped", "gauges_dropped", "outputs_dropped", "trace_dropped")
 DELAY = "inject.step_delay_us"
 
 

@@ -1,8 +1,8 @@
 """Little's law as a check of the clock: L = lambda W, with L from the engine's own gauge.
 
-The engine writes one gauge row after each step, naming the requests that were in it; a row therefore holds for the
-time since the row before (the first since the first request was sent). W is the requests' time inside the engine,
-sent to done. Stamps or counts that do not belong together show as a difference.
+The engine writes a gauge row when a step has been planned and when it falls idle, so a row holds until the next
+one. W is the requests' time inside the engine, sent to done. Stamps or counts that do not belong together show as
+a difference.
 Source: Little 1961, "A proof for the queuing formula L = lambda W".
 """
 
@@ -43,7 +43,7 @@ def littles_law(run: RunData) -> Balance:
     present = rows["running"].to_numpy(dtype=np.float64) + rows["waiting"].fillna(0).to_numpy(
         dtype=np.float64
     )
-    edges = np.clip(np.concatenate([[begin], time]), begin, end)
+    edges = np.clip(np.concatenate([time, [end]]), begin, end)
     gauge = float((np.diff(edges) * present).sum()) / (end - begin)
     waits = (inside["done_ns"] - inside["sent_ns"]).to_numpy(dtype=np.float64)
     stamps = float(waits.sum()) / (end - begin)

@@ -1,8 +1,8 @@
 """The positive control: was the delay injected into the `slowed` arm measured, in milliseconds per engine step?
 
 Per block the estimate is the median over steps of (slowed step - baseline step), the two runs having the same
-work, step by step; where the step counts differ, the difference of the median step times. Step times are the gaps
-between the engine's gauge rows, one a step. The study recovered the delay when the t interval across blocks
+work, step by step; where the step counts differ, the difference of the median step times. A step lasts from its
+gauge row (written when it is planned) to the next row. The study recovered the delay when the t interval across blocks
 excludes 0 and meets delay x (1 +- 20 %), widened by 0.3 ms of timer granularity.
 """
 
@@ -70,10 +70,11 @@ def recovered_delay(
 
 
 def step_times(run: RunData) -> NDArray[np.float64]:
-    """Times between the engine's consecutive gauge rows, in ms."""
-    rows = run.resources
-    time = rows.loc[rows["source"] == "engine", "time_ns"].to_numpy(dtype=np.float64)
-    return np.asarray(np.diff(time) / 1e6, dtype=np.float64)
+    """Durations in ms of the engine's steps; what follows a row without a running request is no step."""
+    rows = run.resources[run.resources["source"] == "engine"]
+    time = rows["time_ns"].to_numpy(dtype=np.float64)
+    busy = rows["running"].fillna(0).to_numpy(dtype=np.float64)[:-1] > 0
+    return np.asarray(np.diff(time)[busy] / 1e6, dtype=np.float64)
 
 
 def _block_estimate(baseline: RunData, slowed: RunData) -> float | None:
