@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from counterproof_dashboard import cache, curves, differences, panels, samples, theme
+from counterproof_dashboard import cache, curves, differences, findings, panels, samples, theme
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.differences import Difference
 from counterproof_dashboard.samples import ArmCount
-from counterproof_dashboard.text import count, plain, visible
+from counterproof_dashboard.text import count, number, plain, size, visible
 from counterproof_dashboard.words import METRIC_HELP, METRIC_NAMES
 
 
@@ -76,9 +76,28 @@ def memory(study: Study) -> None:
                 continue
             shown = count(frame["run"].nunique(), "run")
             subtitle = [f"{shown}, one line each{note}", panels.counts(study)]
-            panels.draw(
-                curves.timeline(frame, title=title, subtitle=subtitle, unit="MiB", mode=panels.mode())
-            )
+            chart = curves.timeline(frame, title=title, subtitle=subtitle, unit="MiB", mode=panels.mode())
+            panels.draw(chart)
+    _predicted(study)
+
+
+def _predicted(study: Study) -> None:
+    """The KV bytes that the plan's arithmetic predicts beside those that were measured."""
+    lines = []
+    for arm in theme.ARM_ORDER:
+        facts = findings.get(study.comparison, "memory", "arms", arm)
+        predicted, measured = (
+            _highest(findings.get(facts, f"{k}_kv_bytes")) for k in ("predicted", "measured")
+        )
+        if predicted is not None or measured is not None:
+            lines.append(f"{arm}: predicted {size(predicted)}, measured {size(measured)}")
+    if lines:
+        st.caption(plain(f"Highest KV-cache bytes of a block. {'; '.join(lines)}."))
+
+
+def _highest(values: object) -> float | None:
+    known = [number(value) for value in values] if isinstance(values, list) else []
+    return max((value for value in known if value is not None), default=None)
 
 
 def configuration(study: Study) -> None:
@@ -110,15 +129,14 @@ def configuration(study: Study) -> None:
 def _differences(leaves: Sequence[Difference]) -> None:
     rows = [
         {
-            "key": visible(leaf.path),
-            "baseline": leaf.baseline,
-            "candidate": leaf.candidate,
-            "same": not leaf.differs,
+            "Key": visible(leaf.path),
+            "Baseline": leaf.baseline,
+            "Candidate": leaf.candidate,
+            "": "differs" if leaf.differs else "same",
         }
         for leaf in leaves
     ]
-    names = {"key": "Key", "baseline": "Baseline", "candidate": "Candidate", "same": "Same"}
-    st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=names)
+    st.dataframe(pd.DataFrame(rows), hide_index=True)
 
 
 def between(studies: Sequence[Study]) -> None:

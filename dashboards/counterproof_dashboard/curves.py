@@ -113,7 +113,9 @@ def ecdf(
         .mark_line(strokeWidth=2.8, **line)
         .encode(x=x, y=y, color=colour, tooltip=tooltip),
     ]
-    chart = alt.layer(*layers).properties(title=theme.titled(title, subtitle), width="container", height=430)
+    chart = alt.layer(*layers).properties(
+        title=theme.titled(title, subtitle, mode), width="container", height=430
+    )
     return chart.configure_view(strokeWidth=0).configure_axis(gridOpacity=0.35, domain=False)
 
 
@@ -164,6 +166,6 @@ def timeline(
                 alt.Tooltip("value:Q", format=",.4~r", title=unit),
             ],
         )
-        .properties(title=theme.titled(title, subtitle), width="container", height=300)
+        .properties(title=theme.titled(title, subtitle, mode), width="container", height=360)
     )
     return chart.configure_view(strokeWidth=0).configure_axis(gridOpacity=0.35, domain=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from counterproof_dashboard.data import Study
-from counterproof_dashboard.text import number
+from counterproof_dashboard.text import number, spelled
 from counterproof_dashboard.words import metric_name
 
 PRIMARY, GUARDRAIL, REPORTED = "primary", "guardrail", "reported"
@@ -54,13 +54,15 @@ class Effect:
 
     @property
     def margin_band(self) -> tuple[float, float] | None:
-        """From 1 to how far a guardrail may get worse, or to where the primary metric must get to."""
-        if self.margin is None or not 0 < self.margin < 1:
+        """From 1 to how far a guardrail may get worse, or to where the primary metric must get to.
+
+        Margins count in log units, as the decision rule counts them: 3 % worse is 1.03, or 1 / 1.03 where higher
+        is better.
+        """
+        if self.margin is None or not 0 < self.margin < 10:
             return None
-        worse_is_up = self.better != "higher"
-        if self.role == PRIMARY:
-            worse_is_up = not worse_is_up
-        return (1.0, 1 + self.margin) if worse_is_up else (1 - self.margin, 1.0)
+        upwards = (self.better == "higher") == (self.role == PRIMARY)
+        return (1.0, 1 + self.margin) if upwards else (1 / (1 + self.margin), 1.0)
 
 
 def get(data: Any, *path: str) -> Any:
@@ -167,7 +169,9 @@ def _role(study: Study, metric: str, statistic: str) -> tuple[str, float | None]
         return PRIMARY, number(get(primary, "sesoi"))
     for guardrail in rows(study.plan.get("guardrails")):
         if guardrail.get("metric") == metric and guardrail.get("statistic") in (statistic, None):
-            return GUARDRAIL, number(guardrail.get("margin"))
+            # An exact guardrail is a count against a registered price, not a ratio.
+            exact = guardrail.get("kind") == "exact"
+            return GUARDRAIL, None if exact else number(guardrail.get("margin"))
     return REPORTED, None
 
 
@@ -228,3 +232,41 @@ def verdict(study: Study) -> str | None:
     if effect is None or valid(study) is not True:
         return None
     return effect.verdict
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The report's three answers. Empty texts where the decision does not have them."""
+
+    gain_from: str
+    cost_went: str
+    back_to: str
+    command: str
+    triggers: tuple[str, ...]
+    reversal: str
+    expires: str
+    not_tested: tuple[str, ...]
+
+
+def answers(study: Study) -> Answers:
+    """Where the gain came from, where the cost went, how to stop and go back."""
+    found = study.decision.get("answers")
+    stop = get(found, "stop_and_rollback")
+    back = [f"{text(row.get('path'))} = {spelled(row.get('to'))}" for row in rows(get(stop, "configuration"))]
+    triggers = [
+        f"{text(row.get('condition'))}, over {text(row.get('window'))}: {text(row.get('action'))}"
+        for row in rows(get(stop, "triggers"))
+    ]
+    silent = study.decision.get("not_tested")
+    return Answers(
+        gain_from=text(get(found, "gain_from", "text")),
+        cost_went=text(get(found, "cost_went", "text")),
+        back_to=", ".join(back),
+        command=text(get(stop, "command")),
+        triggers=tuple(triggers),
+        reversal=text(study.decision.get("reversal")),
+        expires=text(study.decision.get("expires_utc")),
+        not_tested=tuple(item for item in silent if isinstance(item, str))
+        if isinstance(silent, list)
+        else (),
+    )

@@ -50,22 +50,27 @@ def _forest_row(effect: Effect, study: str) -> dict[str, object]:
     role = f" ({effect.role})" if effect.role in {PRIMARY, GUARDRAIL} else ""
     first = visible(f"{study} · {effect.name}" if study else f"{effect.name}{role}")
     measured = effect.ratio is not None
-    numbers = (
-        f"{ratio(effect.ratio)}  ({interval(effect.ci_low, effect.ci_high)})" if measured else "no ratio"
-    )
+    low, high = effect.ci_low, effect.ci_high
+    numbers = f"{ratio(effect.ratio)}  ({interval(low, high)})" if measured else moved(effect)
     return {
         "label": f"{first}\n{numbers}",
         "ratio": effect.ratio,
         # Without an interval the line has no length, and the label says that none was recorded.
-        "ci_low": effect.ci_low if effect.ci_low is not None else effect.ratio,
-        "ci_high": effect.ci_high if effect.ci_high is not None else effect.ratio,
+        "ci_low": low if low is not None else effect.ratio,
+        "ci_high": high if high is not None else effect.ratio,
         "noise_low": noise[0] if measured else None,
         "noise_high": noise[1] if measured else None,
         "margin_low": margin[0] if measured else None,
         "margin_high": margin[1] if measured else None,
         "verdict": effect.verdict or "not measured",
-        "note": visible(effect.reason or "no ratio is recorded"),
+        "note": visible(_note(effect)),
     }
+
+
+def _note(effect: Effect) -> str:
+    if effect.ratio is None and effect.difference is not None:
+        return "a value is 0, so there is no ratio: the change stands at the left"
+    return effect.reason or ("" if effect.ratio is not None else "no ratio is recorded")
 
 
 def moved(effect: Effect) -> str:
@@ -107,12 +112,15 @@ def cost_table(study: Study) -> pd.DataFrame:
     found = {
         (findings.text(cell.get("stage")), findings.text(cell.get("resource"))): _cell(cell) for cell in cells
     }
-    return pd.DataFrame(
-        [
-            {"stage": visible(stage), **{visible(r): found.get((stage, r), NOT_RECORDED) for r in resources}}
-            for stage in stages
-        ]
-    )
+    lines = [
+        {"Stage": visible(stage), **{_heading(r): found.get((stage, r), NOT_RECORDED) for r in resources}}
+        for stage in stages
+    ]
+    return pd.DataFrame(lines)
+
+
+def _heading(resource: str) -> str:
+    return visible(resource.replace("_", " ").capitalize())
 
 
 def _cell(cell: dict[str, Any]) -> str:

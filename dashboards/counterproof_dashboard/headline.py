@@ -77,11 +77,12 @@ def numbers_of(effect: Effect) -> str:
 
 
 def decided(study: Study) -> str:
-    """The decision in words."""
+    """The decision in words, with the reason that the rule gave."""
     found = findings.decision(study)
     if found is None:
         return "No decision is recorded." if study.status in {COMPLETE, LOST} else "No decision yet."
-    return f"Decision: {found}. In words: {DECISION_WORDS.get(found, 'see the report')}."
+    because = findings.text(study.decision.get("because"))
+    return f"{found}: {DECISION_WORDS.get(found, 'see the report')}.{f' Why: {because}.' if because else ''}"
 
 
 def resume(study: Study) -> str:

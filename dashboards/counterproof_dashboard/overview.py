@@ -55,7 +55,8 @@ def _row(study: Study, now: datetime) -> dict[str, str]:
         "kind": kind(study),
     }
     if shown and findings.valid(study) is False:
-        row["verdict"] = "none: invalid"
+        # Invalid evidence speaks for neither side; its numbers stand on the Compare page beside the failed checks.
+        row.update(effect=NOTHING, verdict="none: invalid")
     return row
 
 

@@ -49,14 +49,17 @@ def empty_store(store: Store) -> None:
 
 
 def counts(study: Study) -> str:
-    """What stands behind every number of the study: `24 sealed runs in 6 blocks · 1 lost · 0 failed`."""
+    """What stands behind every number: `24 sealed timed runs in 6 blocks · 1 lost · 0 failed · all compared`."""
     sealed = study.sealed()
     blocks = len({run.block for run in sealed})
     lost, failed = study.in_state(data.LOST), study.in_state(data.FAILED)
-    return (
-        f"{count(len(sealed), 'sealed timed run')} in {count(blocks, 'block')}"
-        f" · {lost} lost · {failed} failed · 0 left out"
-    )
+    line = f"{count(len(sealed), 'sealed timed run')} in {count(blocks, 'block')} · {lost} lost · {failed} failed"
+    listed = study.comparison.get("runs")
+    if not isinstance(listed, list):
+        return line
+    compared = {findings.text(row.get("run")) for row in findings.rows(listed)}
+    outside = [run.name for run in sealed if run.name not in compared]
+    return f"{line} · {f'{len(outside)} outside complete blocks' if outside else 'all compared'}"
 
 
 def opening(study: Study) -> None:
@@ -64,7 +67,7 @@ def opening(study: Study) -> None:
     said = headline.headline(study)
     box = {headline.GOOD: st.success, headline.BAD: st.error, headline.NEUTRAL: st.info}[said.tone]
     box(f"**{plain(said.sentence)}** {plain(said.detail)}".strip())
-    lines = [f"**{plain(headline.decided(study))}**"] if study.status != data.RUNNING else []
+    lines = [f"**Decision:** {plain(headline.decided(study))}"] if study.status != data.RUNNING else []
     if study.plan.get("exploratory") is True:
         lines.append("Exploratory: this study can never be a claim.")
     lines.append(plain(counts(study)) + ".")
@@ -75,27 +78,26 @@ def opening(study: Study) -> None:
 
 def answers(study: Study) -> None:
     """The report's three answers, where the decision has them."""
-    found = findings.get(study.decision, "answers")
-    labels = {
-        "gain_from": "Which step did the gain come from?",
-        "cost_went": "Where did the cost go?",
-        "stop_and_rollback": "How to stop and roll back?",
-    }
-    known = {label: findings.get(found, key) for key, label in labels.items() if findings.get(found, key)}
-    if not known:
+    found = findings.answers(study)
+    if not (found.gain_from or found.cost_went or found.command):
         return
-    for column, (label, value) in zip(st.columns(len(known)), known.items(), strict=True):
-        with column.container(border=True, height="stretch"):
-            st.markdown(f"**{label}**")
-            st.markdown(_sentences(value))
+    gain, cost_, stop = (column.container(border=True, height="stretch") for column in st.columns(3))
+    gain.markdown(f"**Which step did the gain come from?**  \n{plain(found.gain_from or NOT_RECORDED)}")
+    cost_.markdown(f"**Where did the cost go?**  \n{plain(found.cost_went or NOT_RECORDED)}")
+    stop.markdown(f"**How to stop and roll back?**  \nGo back to {plain(found.back_to or NOT_RECORDED)}.")
+    if found.command:
+        stop.code(visible(found.command), language=None, wrap_lines=True)
+    if found.expires:
+        stop.caption(f"The evidence expires {plain(found.expires)}.")
+    with st.expander("When to stop, what would overturn this, and what was not tested"):
+        _bullets("Stop and go back when", found.triggers)
+        _bullets("This would overturn the decision", (found.reversal,) if found.reversal else ())
+        _bullets("Not tested", found.not_tested)
 
 
-def _sentences(value: object) -> str:
-    if isinstance(value, dict):
-        return "  \n".join(f"{plain(key)}: {_sentences(inner)}" for key, inner in value.items())
-    if isinstance(value, list):
-        return "  \n".join(_sentences(inner) for inner in value)
-    return plain(NOT_RECORDED if value is None else value)
+def _bullets(label: str, items: Sequence[str]) -> None:
+    lines = "\n".join(f"- {plain(item)}" for item in items) if items else f"- {NOT_RECORDED}"
+    st.markdown(f"**{label}**\n\n{lines}")
 
 
 def forest(studies: Sequence[Study]) -> None:
@@ -201,36 +203,39 @@ def cost(study: Study) -> None:
 
 def tables(study: Study) -> None:
     """Validity checks and guardrails."""
-    left, right = st.columns(2)
-    with left:
-        st.subheader("Is the evidence valid?", anchor=False)
-        marks = {True: "✓ passed", False: "✗ failed", None: "? not judged"}
-        found = [*findings.broken_limits(study), *findings.checks(study)]
-        rows = [
-            {"Check": plain(c.name), "Result": marks[c.passed], "What was seen": plain(c.detail)}
-            for c in found
-        ]
-        _table(rows, "No validity check is recorded.")
-    with right:
-        st.subheader("Did anything get worse?", anchor=False)
-        _table(
-            [_guardrail(row) for row in findings.rows(study.decision.get("guardrails"))],
-            "No guardrail is recorded.",
-        )
+    st.subheader("Is the evidence valid?", anchor=False)
+    marks = {True: "✓\u00a0passed", False: "✗\u00a0failed", None: "?\u00a0not\u00a0judged"}
+    found = [*findings.broken_limits(study), *findings.checks(study)]
+    rows = [
+        {
+            "Check": plain(c.name.replace("_", " ")),
+            "Result": marks[c.passed],
+            "What was seen": plain(c.detail),
+        }
+        for c in found
+    ]
+    _table(rows, "No validity check is recorded.")
+    st.subheader("Did anything get worse?", anchor=False)
+    _table(
+        [_guardrail(row) for row in findings.rows(study.decision.get("guardrails"))],
+        "No guardrail is recorded.",
+    )
 
 
 def _guardrail(row: dict[str, object]) -> dict[str, str]:
-    marks = {"PASS": "✓ PASS", "HARM": "✗ HARM", "UNPROVEN": "? UNPROVEN"}
-    low, high = number(row.get("ci_low")), number(row.get("ci_high"))
-    margin = number(row.get("margin"))
-    name = metric_name(findings.text(row.get("metric")), findings.text(row.get("statistic")))
+    marks = {"PASS": "✓\u00a0PASS", "HARM": "✗\u00a0HARM", "UNPROVEN": "?\u00a0UNPROVEN"}
+    low, high, found = number(row.get("ci_low")), number(row.get("ci_high")), number(row.get("ratio"))
+    # An exact guardrail counts; where it has no ratio there is nothing that could have been recorded.
+    none = overview.NOTHING if row.get("kind") == "exact" and found is None else NOT_RECORDED
     status = findings.text(row.get("status"))
     return {
-        "Guardrail": plain(name),
+        "Guardrail": plain(
+            metric_name(findings.text(row.get("metric")), findings.text(row.get("statistic")))
+        ),
         "Result": marks.get(status, plain(status or NOT_RECORDED)),
-        "Ratio": plain(ratio(number(row.get("ratio")))),
-        "95 % interval": plain(interval(low, high)),
-        "Margin": percent(margin),
+        "Ratio": plain(ratio(found)) if found is not None else none,
+        "95 % interval": plain(interval(low, high)) if found is not None else none,
+        "Margin": plain(percent(number(row.get("margin")))),
         "Why": plain(findings.text(row.get("reason"))),
     }
 

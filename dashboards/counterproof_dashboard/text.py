@@ -92,7 +92,7 @@ def quantity(value: object, unit: str) -> str:
         return milliseconds(found)
     if unit in {"bytes", "B"}:
         return size(found)
-    if unit in {"fraction", "rate", "share"}:
+    if unit == "fraction" or unit.startswith("share of"):
         return f"{significant(found * 100)} %" if found else "0 %"
     if found == int(found) and abs(found) < 1e15:
         return f"{int(found):,} {visible(unit)}".strip()
