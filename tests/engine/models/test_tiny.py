@@ -78,8 +78,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(trained, t
 
 
 def test_training_learns(tmp_path):
-    report = train_tiny(tmp_path / "m", recipe=Recipe(steps=60, batch=1, warmup=10), progress=False)
-    assert report["held_out_loss"] < 0.75 * math.log(512)
+    report = train_tiny(tmp_path / "m", recipe=Recipe(steps=40, batch=1, warmup=5), progress=False)
+    assert report["held_out_loss"] < math.log(512) - 0.7
 
 
 def test_what_is_written_is_a_model_folder(trained):
