@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from counterproof.decide.words import change, metric_words, number
+from counterproof.decide.words import cell_words, change, metric_words, number
 
 NEVER_TESTED = (
     "hardware other than this machine",
@@ -82,14 +82,14 @@ def cost_went(comparison: Mapping[str, Any]) -> dict[str, Any]:
     measured = [c for c in comparison["cost"] if c["status"] == "measured"]
     worse = [c for c in measured if _worse(c)]
     blank = [
-        f"{c['stage']} {c['resource']} ({c['reason']})"
+        f"{cell_words(c['stage'], c['resource'])}: {c['reason']}"
         for c in comparison["cost"]
         if c["status"] != "measured"
     ]
     keys = ("stage", "resource", "baseline", "candidate", "ratio", "ci_low", "ci_high", "unit")
     listed = [{key: cell[key] for key in keys} for cell in worse]
     if listed:
-        text = "; ".join(_cell_words(cell) for cell in listed) + "."
+        text = "; ".join(_price(cell) for cell in listed) + "."
     elif measured:
         text = "No cost was found in what was measured; that is not proof that there is none."
     else:
@@ -104,8 +104,8 @@ def _worse(cell: Mapping[str, Any]) -> bool:
     return low is not None and low > 0
 
 
-def _cell_words(cell: Mapping[str, Any]) -> str:
-    name = f"{cell['stage']} {str(cell['resource']).replace('_', ' ')}"
+def _price(cell: Mapping[str, Any]) -> str:
+    name = cell_words(cell["stage"], cell["resource"])
     values = f"{number(cell['baseline'], cell['unit'])} to {number(cell['candidate'], cell['unit'])}"
     if cell["ratio"] is None:
         return f"{name}: {values}"

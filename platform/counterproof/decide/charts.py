@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from counterproof.decide.svg import Scale, Svg, step_path
-from counterproof.decide.words import byte_words, metric_words, number, ratio_words
+from counterproof.decide.words import metric_words, number, ratio_words
 
 WIDTH = 860.0
 
@@ -24,7 +24,6 @@ class ForestRow:
     floor: float | None
     margin: float | None
     css: str
-    note: str = ""
 
 
 def forest(rows: Sequence[ForestRow]) -> str:
@@ -35,7 +34,7 @@ def forest(rows: Sequence[ForestRow]) -> str:
     shown = [v for r in rows for v in (r.ratio, r.low, r.high, r.margin) if v is not None and v > 0]
     low, high = min([*shown, 0.9]), max([*shown, 1.1])
     pad = (high / low) ** 0.04
-    x = Scale(low / pad, high * pad, 230, 640, log=True)
+    x = Scale(low / pad, high * pad, 218, 640, log=True)
     bottom = top + row_height * len(rows)
     for tick in x.ticks(6):
         svg.line((x(tick), top), (x(tick), bottom), "grid")
@@ -49,14 +48,14 @@ def forest(rows: Sequence[ForestRow]) -> str:
 
 
 def _forest_row(svg: Svg, x: Scale, row: ForestRow, y: float, height: float) -> None:
-    svg.text((218, y + 4), row.label, "label", "end")
+    svg.text((206, y + 4), row.label, "label", "end")
     if row.floor is not None:
         a, b = x(1 / (1 + row.floor)), x(1 + row.floor)
         svg.rect(a, y - height * 0.38, b - a, height * 0.76, "noise", f"noise floor {100 * row.floor:.2f} %")
     if row.margin is not None:
         svg.line((x(row.margin), y - height * 0.4), (x(row.margin), y + height * 0.4), "margin")
     if row.ratio is None:
-        svg.text((656, y + 4), row.note or "not measured", "muted")
+        svg.text((656, y + 4), "not measured", "muted")
         return
     if row.low is not None and row.high is not None:
         svg.line((x(row.low), y), (x(row.high), y), f"whisker {row.css}")
@@ -106,7 +105,7 @@ def block_ratios(effects: Mapping[str, Mapping[str, Any]], metric: str, statisti
     width, height = 420.0, 250.0
     name = metric_words(metric, statistic)
     svg = Svg(width, height, f"Ratio per block of {name}")
-    svg.text((46, 16), f"each block: {name}, ratio to its baseline", "label")
+    svg.text((46, 16), "each block's ratio to its own baseline", "label")
     values = {arm: [None if d is None else math.exp(d) for d in e["d"]] for arm, e in effects.items()}
     present = [v for series in values.values() for v in series if v is not None]
     if not present:
@@ -143,7 +142,7 @@ def waterfall(stages: Mapping[str, Any]) -> str:
     svg = Svg(WIDTH, top + rows * row_height + 30, "Stage waterfall from baseline to candidate")
     bottom = top + rows * row_height
     reach = _reach(total, bars)
-    x = Scale(0, reach * 1.02, 230, 640)
+    x = Scale(0, reach * 1.02, 218, 640)
     for tick in x.ticks(6):
         svg.line((x(tick), top), (x(tick), bottom), "grid")
         svg.text((x(tick), bottom + 18), f"{tick:g}", "tick", "middle")
@@ -202,7 +201,7 @@ def _bar(
     svg: Svg, x: Scale, y: float, height: float, label: str, a: float, b: float, css: str, value: str
 ) -> None:
     left, right = sorted((x(a), x(b)))
-    svg.text((218, y + height * 0.62), label, "label", "end")
+    svg.text((206, y + height * 0.62), label, "label", "end")
     svg.rect(left, y + 4, max(right - left, 1.0), height - 8, css, f"{label}: {value}")
     svg.text((656, y + height * 0.62), value, "value")
 
@@ -214,7 +213,8 @@ def _delta(
     text = f"{delta:+.2f} ms"
     if bar["ci_low"] is not None:
         text += f" [{bar['ci_low']:+.2f}, {bar['ci_high']:+.2f}]"
-    kind = css or ("better" if delta < 0 else "worse")
+    even = bar["ci_low"] is None or bar["ci_low"] <= 0 <= bar["ci_high"]
+    kind = css or ("even" if even else "better" if delta < 0 else "worse")
     _bar(svg, x, y, height, label, at, at + delta, f"fill {kind}", text)
     if bar["ci_low"] is not None:
         middle = y + height / 2
@@ -223,7 +223,8 @@ def _delta(
 
 
 def memory_timeline(memory: Mapping[str, Any], key: str, title: str, width: float = 420.0) -> str:
-    """One memory curve (`rss_bytes` or `kv_bytes`) of each arm over the time of one run."""
+    """One memory curve (`rss_bytes` or `kv_bytes`) of each arm over the time of one run; a value holds until the
+    next sample."""
     height = 220.0
     svg = Svg(width, height, title)
     svg.text((64, 16), title, "label")
@@ -232,16 +233,29 @@ def memory_timeline(memory: Mapping[str, Any], key: str, title: str, width: floa
     if not points:
         svg.text((64, 60), "not measured", "muted")
         return svg.render()
-    top = max(max(p[1] for p in points), 1.0)
+    size, unit = _binary_unit(max(p[1] for p in points))
     x = Scale(min(0.0, min(p[0] for p in points)), max(p[0] for p in points), 64, width - 12)
-    y = Scale(0, top * 1.08, height - 42, 28)
-    for step in range(5):
-        value = top * step / 4
+    y = Scale(0, max(max(p[1] for p in points) / size, 1.0) * 1.08, height - 42, 28)
+    for value in y.ticks(4):
         svg.line((x.start, y(value)), (x.end, y(value)), "grid")
-        svg.text((x.start - 6, y(value) + 4), byte_words(value), "tick", "end")
+        svg.text((x.start - 6, y(value) + 4), f"{value:g} {unit}", "tick", "end")
     for tick in x.ticks(5):
         svg.text((x(tick), height - 26), f"{tick:g}", "tick", "middle")
     svg.text(((x.start + x.end) / 2, height - 8), "seconds since the first request", "axis", "middle")
     for arm, curve in curves.items():
-        svg.path([(x(t), y(v)) for t, v in curve], f"thick {arm}")
+        svg.path(_steps([(x(t), y(v / size)) for t, v in curve]), f"thick {arm}")
     return svg.render()
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    path: list[tuple[float, float]] = []
+    for point in points:
+        if path:
+            path.append((point[0], path[-1][1]))
+        path.append(point)
+    return path
+
+
+def _binary_unit(value: float) -> tuple[float, str]:
+    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+    return next(((float(size), unit) for size, unit in units if value >= size), (1.0, "B"))

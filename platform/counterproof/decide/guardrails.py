@@ -104,7 +104,9 @@ def _interval_verdict(rail: dict[str, Any], psi: list[float | None]) -> _Verdict
         return HARM, f"{worse} (95 %, one-sided), margin {100 * rail['margin']:g} %"
     if rail["a_a"]["passed"] is not True:
         return UNPROVEN, f"A/A of this metric: {rail['a_a']['detail']}"
-    bound = f"{_bound_words(both.high)} (95 %, one-sided), margin {100 * rail['margin']:g} %"
+    bound = (
+        f"{_bound_words(both.high, str(rail['better']))} (95 %, one-sided), margin {100 * rail['margin']:g} %"
+    )
     if both.high < edge:
         return PASS, bound
     return (
@@ -113,9 +115,10 @@ def _interval_verdict(rail: dict[str, Any], psi: list[float | None]) -> _Verdict
     )
 
 
-def _bound_words(upper: float) -> str:
+def _bound_words(upper: float, better: str) -> str:
     if upper < 0:
-        return f"at least {100 * -math.expm1(upper):.2f} % better"
+        gain = math.expm1(-upper) if better == "higher" else -math.expm1(upper)
+        return f"at least {100 * gain:.2f} % better"
     return f"at most {100 * math.expm1(upper):.2f} % worse"
 
 

@@ -87,12 +87,13 @@ class Svg:
 
 
 def step_path(ordered: Sequence[float], x: Scale, y: Scale, total: int) -> list[Point]:
-    """An empirical distribution function of sorted finite values; `total` also counts those that are infinite."""
+    """An empirical distribution function of sorted finite values. `total` also counts infinite ones: with those the
+    curve stays below 1 and runs on to the edge."""
     points: list[Point] = []
     for i, value in enumerate(ordered):
         points.append((x(value), y(i / total)))
         points.append((x(value), y((i + 1) / total)))
-    if points:
+    if points and len(ordered) < total:
         points.append((x.end, points[-1][1]))
     return points
 

@@ -21,6 +21,30 @@ _METRICS = {
     "tokens_computed": "computed tokens",
     "outputs": "outputs",
 }
+_CHECKS = {
+    "a_a": "A/A: again against baseline",
+    "slowed_recovered": "injected delay recovered",
+    "littles_law": "Little's law",
+    "one_variable": "one variable",
+    "arms_differ": "the flag acted",
+    "output_length": "output length",
+    "client_queue": "client queue",
+    "samples": "samples complete",
+    "clock": "clock",
+    "workload": "same workload",
+    "outputs": "outputs compared",
+    "equivalence": "equivalence phase",
+}
+_CELLS = {
+    ("whole", "memory"): "resident memory",
+    ("state", "memory"): "KV cache memory",
+    ("compute", "memory"): "weight memory",
+    ("whole", "startup"): "start-up time",
+    ("whole", "time_p50"): "end-to-end time (p50)",
+    ("whole", "time_p99"): "end-to-end time (p99)",
+    ("whole", "bytes_moved"): "bytes moved",
+    ("whole", "quality"): "requests with the baseline's tokens",
+}
 _PLAIN = ("total", "peak", "mean", "identical")
 NONE = "not measured"
 
@@ -31,13 +55,24 @@ def metric_words(metric: str, statistic: str) -> str:
     return name if statistic in _PLAIN else f"{name} ({statistic})"
 
 
+def check_words(check: str) -> str:
+    """A validity check's name for people."""
+    return _CHECKS.get(check, check.replace("_", " "))
+
+
+def cell_words(stage: str, resource: str) -> str:
+    """A cell of the cost matrix for people."""
+    plain = resource.replace("_p50", " (p50)").replace("_p99", " (p99)").replace("_", " ")
+    return _CELLS.get((stage, resource), f"{stage} {plain}")
+
+
 def number(value: float | None, unit: str | None = None) -> str:
     """A value with its unit, at a readable precision; "not measured" for none."""
     if value is None or not math.isfinite(value):
         return NONE
     if unit == "bytes":
         return byte_words(value)
-    if unit == "fraction":
+    if unit == "fraction" or (unit or "").startswith("share"):
         return f"{100 * value:.3g} %"
     text = _digits(value)
     return f"{text} {unit}" if unit in ("ms", "tokens/s", "tokens", "s") else text

@@ -74,6 +74,11 @@ class RunData:
     def events(self) -> list[dict[str, Any]]:
         return _read_lines(self.sealed.folder / "events.jsonl")
 
+    @cached_property
+    def outputs(self) -> list[dict[str, Any]]:
+        """Rows of outputs.jsonl: request_index, token_ids, text."""
+        return _read_lines(self.sealed.folder / "outputs.jsonl")
+
     @property
     def counters(self) -> dict[str, int]:
         return dict(self.manifest.get("counters") or {})

@@ -14,7 +14,7 @@ import pandas as pd
 
 from counterproof.measure.load import RunData
 
-POINTS = 240
+POINTS = 400
 
 
 def predicted_kv_peak(run: RunData) -> tuple[int | None, str]:
@@ -47,7 +47,7 @@ def _groups(frame: pd.DataFrame) -> Any:
 
 
 def timeline(run: RunData) -> dict[str, list[list[float]]]:
-    """Curves of one run as [seconds since its first request, bytes], at most POINTS each (peaks are kept)."""
+    """Curves of one run as [seconds since its first request, bytes], at most POINTS each (extremes are kept)."""
     begin = float(run.requests["scheduled_ns"].min())
     return {
         "rss_bytes": _curve(run.resources, "sampler", "rss_bytes", begin),
@@ -62,8 +62,9 @@ def _curve(rows: pd.DataFrame, source: str, column: str, begin: float) -> list[l
     seconds = (kept["time_ns"].to_numpy(dtype=np.float64) - begin) / 1e9
     values = kept[column].to_numpy(dtype=np.float64)
     if seconds.size > POINTS:
-        chunks = np.array_split(np.arange(seconds.size), POINTS)
-        picked = [int(chunk[np.argmax(values[chunk])]) for chunk in chunks]
+        chunks = np.array_split(np.arange(seconds.size), POINTS // 2)
+        ends = [{int(c[np.argmin(values[c])]), int(c[np.argmax(values[c])])} for c in chunks]
+        picked = sorted(set().union(*ends))
         seconds, values = seconds[picked], values[picked]
     return [[round(float(t), 4), float(v)] for t, v in zip(seconds, values, strict=True)]
 
