@@ -25,6 +25,7 @@ from counterproof_review.packet import (
     arms,
     author,
     canonical,
+    inputs,
     labels,
     layout,
     leaks,
@@ -98,18 +99,18 @@ def _check_study(study: StudyData) -> None:
 def _files(study: StudyData, keys: PacketKeys, scratch: Path) -> dict[str, bytes | Path]:
     opaque = labels.opaque_names(keys, study.arms)
     lock = _model_lock(study)
-    inputs = [_inputs(study, block) for block in study.complete_blocks]
+    loads = [_inputs(study, block) for block in study.complete_blocks]
     warmup = _warmup(study)
     configs = {arm: _engine(study, arm, lock) for arm in study.arms}
     plan, plan_sha256 = study.plan, study.verified.plan_sha256
     metric = METRICS.get(plan["primary"]["metric"])
     documents = {
         layout.PACKET: public.packet(
-            keys.packet_id, plan_sha256, len(opaque), [len(block) for block in inputs], len(warmup)
+            keys.packet_id, plan_sha256, len(opaque), [len(block) for block in loads], len(warmup)
         ),
         layout.PREREG: public.prereg(plan, plan_sha256, metric.unit if metric else ""),
-        layout.SCOPE: public.scope(plan, configs["baseline"], lock, inputs),
-        layout.SCHEDULE: public.schedule(len(inputs)),
+        layout.SCOPE: public.scope(plan, configs["baseline"], lock, loads),
+        layout.SCHEDULE: public.schedule(len(loads)),
         layout.RUN_LOCK: public.run_lock(plan),
         layout.ENVIRONMENT_LOCK: public.libraries(plan),
         layout.CODE_LOCK: public.code(plan),
@@ -125,8 +126,8 @@ def _files(study: StudyData, keys: PacketKeys, scratch: Path) -> dict[str, bytes
     documents[layout.RESULTS] = author.document(study, opaque, rows)
     files: dict[str, bytes | Path] = {p: canonical.encode(d, p) for p, d in documents.items()}
     files[layout.RESULT_ROWS] = scratch / "rows"
-    files[layout.WARMUP] = _lines(warmup)
-    files |= {layout.input_path(b): _lines(requests) for b, requests in enumerate(inputs)}
+    files[layout.WARMUP] = inputs.to_lines(warmup)
+    files |= {layout.input_path(b): inputs.to_lines(requests) for b, requests in enumerate(loads)}
     files[layout.MANIFEST] = manifest.build(files)
     return files
 
@@ -164,10 +165,6 @@ def _inputs(study: StudyData, block: int) -> list[SealedRequest]:
 def _warmup(study: StudyData) -> list[SealedRequest]:
     path = study.verified.paths.workloads / "warmup.parquet"
     return sealed.read(path, study.plan["workload"].get("warmup_sha256")) if path.is_file() else []
-
-
-def _lines(requests: list[SealedRequest]) -> bytes:
-    return b"".join(canonical.encode(request.row()) for request in requests)
 
 
 def _refuse_leaks(study: StudyData, documents: Mapping[str, Any]) -> None:

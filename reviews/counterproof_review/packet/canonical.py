@@ -17,7 +17,7 @@ from counterproof_review.packet.layout import MAX_JSON_BYTES, MAX_JSON_DEPTH
 
 MAX_INTEGER = 1 << 53  # above it other readers round silently
 _BOM = b"\xef\xbb\xbf"
-_LARGE = re.compile(r"[0-9]{16}|[0-9][eE]")
+_LARGE = re.compile(r"[0-9](?:[0-9]{15}|[eE])")
 _BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 

@@ -11,16 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterproof.workload.sealed import SealedRequest
-
-from counterproof_review.packet import arms, documents, layout, leaks, manifest, models, results
-from counterproof_review.packet.content import check_suffix, lines, read_object
+from counterproof_review.packet import arms, documents, inputs, layout, leaks, manifest, models, results
+from counterproof_review.packet.content import check_suffix, read_object
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.labels import OPAQUE
 from counterproof_review.packet.manifest import Entry
 from counterproof_review.packet.reader import Archive
-
-_REQUEST_KEYS = frozenset(SealedRequest.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -149,21 +145,10 @@ def _inputs(archive: Archive, report: Verification, entries: dict[str, Entry]) -
     expected = {layout.WARMUP: report.packet["warmup_requests"]}
     expected |= {layout.input_path(block): count for block, count in enumerate(counts)}
     for path, count in expected.items():
-        _requests(archive, path, count)
+        found = sum(1 for _ in inputs.read(archive, path))
+        if found != count:
+            raise PacketError("E_ROWS", f"has {found} requests, declared {count}", path=path)
     return f"{blocks} blocks, {sum(counts)} requests as token ids, as declared"
-
-
-def _requests(archive: Archive, path: str, count: int) -> None:
-    found = 0
-    for row in lines(archive, path):
-        ids = row.get("token_ids")
-        if set(row) != _REQUEST_KEYS or row["request_index"] != found:
-            raise PacketError("E_ROWS", f"line {found + 1} is not request {found}", path=path)
-        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-            raise PacketError("E_ROWS", f"request {found} has no token ids", path=path)
-        found += 1
-    if found != count:
-        raise PacketError("E_ROWS", f"has {found} requests, declared {count}", path=path)
 
 
 def _leaks(report: Verification, entries: dict[str, Entry]) -> str:
