@@ -86,8 +86,8 @@ def forest(
             tooltip=tooltip,
         ),
         alt.Chart(frame[frame["ratio"].isna()])
-        .mark_text(fontStyle="italic", color=theme.verdict_colour("not measured", mode))
-        .encode(x=alt.value(120), y=y, text="note:N"),
+        .mark_text(align="left", fontStyle="italic", color=theme.verdict_colour("not measured", mode))
+        .encode(x=alt.value(6), y=y, text="note:N"),
     ]
     return _finish(alt.layer(*layers), title, subtitle, mode, height=alt.Step(44))
 

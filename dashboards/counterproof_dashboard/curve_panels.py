@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -29,26 +30,33 @@ def distributions(studies: Sequence[Study]) -> None:
     usual = [arm for arm in ("baseline", "candidate") if arm in present]
     arms = right.pills("Arms", present, selection_mode="multi", default=usual, key="arms")
     st.caption(METRIC_HELP[metric])
-    for study in studies:
-        _distribution(study, metric, arms, named=len(studies) > 1)
+    found = [(study, *cache.latencies(study.name, metric)) for study in studies]
+    drawn = [samples_[samples_["arm"].isin(arms)] for _, samples_, _ in found]
+    finite = [frame.loc[np.isfinite(frame["value"]), "value"] for frame in drawn]
+    # One axis for all studies, so that their curves can be compared by eye.
+    reach = [
+        bound for values in finite if len(values) for bound in (float(values.min()), float(values.max()))
+    ]
+    for (study, _, counted), frame in zip(found, drawn, strict=True):
+        title = f"{METRIC_NAMES[metric]}: every {_noun(metric)}"
+        title = f"{title} · {visible(study.name)}" if len(studies) > 1 else title
+        _distribution(frame, [_counted(c, _noun(metric)) for c in counted if c.arm in arms], title, reach)
     st.caption(
         "Thin: one block. Thick: all blocks of the arm. The shaded band (DKW, 95 %) treats requests as independent "
         "and is therefore optimistic; claims rest on blocks. A curve that ends below 100 % has failed requests."
     )
 
 
-def _distribution(study: Study, metric: str, arms: Sequence[str], *, named: bool) -> None:
-    found, counted = cache.latencies(study.name, metric)
-    shown = found[found["arm"].isin(list(arms))]
-    lines = [_counted(c, "gap" if metric == "itl_ms" else "request") for c in counted if c.arm in arms]
-    title = f"{METRIC_NAMES[metric]}: every {'gap' if metric == 'itl_ms' else 'request'}"
-    if named:
-        title = f"{title} · {visible(study.name)}"
-    if shown.empty:
-        st.info(plain(f"{title}: nothing to show. {' '.join(lines) or 'No sealed run has these arms.'}"))
+def _noun(metric: str) -> str:
+    return "gap" if metric == "itl_ms" else "request"
+
+
+def _distribution(frame: pd.DataFrame, lines: list[str], title: str, reach: list[float]) -> None:
+    if not np.isfinite(frame["value"].to_numpy(float)).any():
+        st.info(plain(f"{title}: nothing to show. {'; '.join(lines) or 'No sealed run has these arms'}."))
         return
-    lines_of, band = curves.ecdf_frames(shown)
-    panels.draw(curves.ecdf(lines_of, band, title=title, subtitle=lines, mode=panels.mode()))
+    curve, band = curves.ecdf_frames(frame)
+    panels.draw(curves.ecdf(curve, band, title=title, subtitle=lines, reach=reach, mode=panels.mode()))
 
 
 def _counted(found: ArmCount, noun: str) -> str:

@@ -7,6 +7,7 @@ value of each time bin (memory), so that no request and no peak is left out by c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import altair as alt
 import numpy as np
@@ -86,13 +87,15 @@ def ecdf(
     title: str,
     subtitle: list[str],
     unit: str = "ms",
+    reach: Sequence[float] | None = None,
     mode: str = theme.LIGHT,
 ) -> alt.LayerChart:
     """Thin lines: each block. Thick lines: all blocks of an arm together, with its DKW band.
 
-    The value axis is logarithmic unless a value is 0 or below.
+    The value axis is logarithmic unless a value is 0 or below. `reach`: values that the axis must hold (charts side
+    by side share them); None takes those of the curves.
     """
-    x = _value_axis(curves["value"], unit)
+    x = _value_axis(curves["value"].dropna().tolist() if reach is None else list(reach), unit)
     y = _share_axis("fraction")
     colour = _arm_colour(curves, mode)
     tooltip = [
@@ -135,10 +138,10 @@ def _share_axis(field: str) -> alt.Y:
     )
 
 
-def _value_axis(values: pd.Series, unit: str) -> alt.X:
-    numbers = [float(v) for v in values.dropna()]
+def _value_axis(numbers: list[float], unit: str) -> alt.X:
     if not numbers or min(numbers) <= 0:
-        return alt.X("value:Q", title=f"{unit} (linear scale)")
+        scale = alt.Scale(domain=[min(numbers, default=0.0), max(numbers, default=1.0)])
+        return alt.X("value:Q", title=f"{unit} (linear scale)", scale=scale)
     low, high = log_domain(numbers) or (0.1, 10.0)
     axis = alt.Axis(values=log_ticks(low, high, most=10), format=",~r")
     scale = alt.Scale(type="log", domain=[low, high], nice=False)

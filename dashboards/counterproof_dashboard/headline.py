@@ -8,7 +8,7 @@ from counterproof_dashboard import findings
 from counterproof_dashboard.data import COMPLETE, LOST, OTHER_SCHEMA, RUNNING, Study
 from counterproof_dashboard.findings import Effect
 from counterproof_dashboard.text import NOT_RECORDED, change, count, interval, quantity, ratio, significant
-from counterproof_dashboard.words import DECISION_WORDS
+from counterproof_dashboard.words import DECISION_WORDS, check_name
 
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
 
@@ -33,7 +33,7 @@ def headline(study: Study) -> Headline:
             NEUTRAL, "Not compared yet: it stopped before its end.", f"Continue with {resume(study)}."
         )
     if findings.valid(study) is False:
-        failed = [check.name for check in findings.checks(study) if check.passed is False]
+        failed = [check_name(check.name) for check in findings.checks(study) if check.passed is False]
         reason = f"Failed: {', '.join(failed)}." if failed else ""
         return Headline(BAD, "The evidence is invalid, so it speaks for neither side.", reason)
     if findings.valid(study) is None:

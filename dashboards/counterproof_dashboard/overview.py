@@ -43,7 +43,7 @@ def _row(study: Study, now: datetime) -> dict[str, str]:
     absent = NOT_RECORDED if shown or study.status == data.OTHER_SCHEMA else NOTHING
     row = {
         "study": visible(study.name),
-        "open": f"compare?study={quote(study.name, safe='')}",
+        "open": f"/compare?study={quote(study.name, safe='')}",
         "experiment": visible(findings.text(study.plan.get("experiment")) or NOT_RECORDED),
         "status": study.status,
         "evidence": _EVIDENCE[findings.valid(study)] if shown else absent,

@@ -24,7 +24,7 @@ from counterproof_dashboard.text import (
     ratio,
     visible,
 )
-from counterproof_dashboard.words import metric_name
+from counterproof_dashboard.words import check_name, metric_name
 
 FIRST_STUDY = "counterproof run kv_cache"
 
@@ -208,7 +208,7 @@ def tables(study: Study) -> None:
     found = [*findings.broken_limits(study), *findings.checks(study)]
     rows = [
         {
-            "Check": plain(c.name.replace("_", " ")),
+            "Check": plain(check_name(c.name)),
             "Result": marks[c.passed],
             "What was seen": plain(c.detail),
         }

@@ -68,7 +68,7 @@ def _choose(names: list[str], asked: list[str]) -> None:
             label_visibility="collapsed",
         )
         if st.button("Show", disabled=not chosen or chosen == asked):
-            st.switch_page("pages/compare.py", query_params=[("study", name) for name in chosen])
+            st.switch_page("pages/compare.py", query_params={"study": chosen})
 
 
 def _one(study: Study) -> None:

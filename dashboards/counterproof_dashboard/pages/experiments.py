@@ -68,7 +68,7 @@ def _table(studies: list[Study]) -> None:
         f"Compare {count(len(picked), 'study', 'studies')}" if picked else "Select rows to compare studies"
     )
     if st.button(label, type="primary", disabled=not picked, icon=":material/balance:"):
-        st.switch_page("pages/compare.py", query_params=[("study", name) for name in picked])
+        st.switch_page("pages/compare.py", query_params={"study": picked})
 
 
 def _explain(studies: list[Study]) -> None:
