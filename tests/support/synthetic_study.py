@@ -279,8 +279,9 @@ def _write_run(folder: Path, model: StudyModel, plan_sha: str, journal: Journal,
 def _write_files(run: Path, model: StudyModel, key: RunKey, tables: Any, environment: dict[str, Any]) -> None:
     arm = key.arm
     for name, schema in TABLES.items():
-        # Nothing of the equivalence phase is timed: its tables are empty, as the harness leaves them.
-        rows = getattr(tables, name.removesuffix(".parquet")) if key.block is not None else []
+        rows = getattr(tables, name.removesuffix(".parquet"))
+        if key.block is None and name in ("stages.parquet", "resources.parquet"):
+            rows = []  # nothing of the equivalence phase is timed
         full = [{column: row.get(column) for column in schema.names} for row in rows]
         pq.write_table(pa.Table.from_pylist(full, schema=schema), run / name, compression="zstd")
     prompts = {row["request_index"]: model.prompt_text for row in tables.outputs}
