@@ -62,7 +62,8 @@ def requests(seed: int, block: int, count: int, prompt_tokens: int, new_tokens: 
 def build(store: Path, model_folder: Path, **fields: Any) -> Path:
     """Write the study; `fields` are those of the synthetic StudyModel, and `shuffled` reverses every dict."""
     shuffled = bool(fields.pop("shuffled", False))
-    model = synthetic.StudyModel(**fields)
+    small = {"prompt_tokens": 16, "new_tokens": 6, "equivalence": False}
+    model = synthetic.StudyModel(**{**small, **fields})
     folder = store / "studies" / model.study
     loads = {
         b: requests(7, b, model.requests, model.prompt_tokens, model.new_tokens) for b in range(model.blocks)

@@ -83,6 +83,7 @@ FIELDS: dict[str, Fields] = {
         "primary": dict,
         "per_block": dict,
         "log_ratios": dict,
+        "evidence_valid": (bool, NoneType),
         "injected_delay_us": int,
         "runs": list,
         "rows": int,

@@ -41,7 +41,7 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     try:
-        for number, (block, arm) in enumerate(task["runs"]):
+        for number, (block, arm) in enumerate(task["runs"], start=1):
             _tell("run", number=number, of=len(task["runs"]), block=block, arm=arm)
             runs.append(_run(folder, task, block, arm, failed))
     except CounterproofError as error:

@@ -24,7 +24,7 @@ _HOW = (
 )
 _LEVEL_NOTE = (
     "L0, open: the author's results stand unsealed under results/. Whoever reads them before measuring is not "
-    "blind. The replay tool reads them only after its own runs are done. Arm files show what they configure."
+    "blind. The replay tool lets no run see them and shows them after its own estimates are frozen. Arm files show what they configure."
 )
 _EXCLUSIONS = "none: every block counts, a failed run is repeated as a whole and reported"
 # Sentences that stand in every packet: their words tell nothing, even where a user or host is called so.
