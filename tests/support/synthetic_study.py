@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -114,8 +115,15 @@ class StudyModel:
 
 
 def build(store: Path, model: StudyModel | None = None) -> Path:
-    """Write the study's folder with plan, journal and sealed runs. No comparison, no decision yet."""
-    model = model or StudyModel()
+    """Write the study's folder with plan, journal and sealed runs. No comparison, no decision yet.
+
+    Nothing is flushed to the disk: a synthetic study need not survive a power cut, and tests write many.
+    """
+    with mock.patch("os.fsync"):
+        return _build(store, model or StudyModel())
+
+
+def _build(store: Path, model: StudyModel) -> Path:
     folder = store / "studies" / model.study
     (folder / "runs").mkdir(parents=True)
     plan = plan_of(model)
