@@ -117,9 +117,9 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Compute one step. Returns the new events of requests that no stream() or generate() is reading."""
-        with self._stepping:
-            self._check_open()
-            return self._stepper.step()
+        self._advance()
+        with self._lock:
+            return self._hub.collect()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Admit a request and yield its events, driving the engine. Closing the iterator aborts the request.
@@ -159,7 +159,7 @@ class Engine:
             while pending:
                 event = queue.popleft() if queue else None
                 if event is None:
-                    self.step()
+                    self._advance()
                 elif event.finish_reason is not None:
                     if event.error is not None and on_error == "raise":
                         raise event.error
@@ -234,9 +234,14 @@ class Engine:
                     yield event
                     if event.finish_reason is not None:
                         return
-                self.step()
+                self._advance()
         finally:
             self.abort(request_id)
+
+    def _advance(self) -> None:
+        with self._stepping:
+            self._check_open()
+            self._stepper.step()
 
     def _admit(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,12 +62,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The parts of an engine. fingerprint: sha256 of the model's files by part (empty for a stand-in)."""
+    """The parts of an engine. fingerprint: gives the sha256 of the model's files by part; hashing them takes
+    time, so it is only done when asked for."""
 
     runner: StepRunner
     codec: Codec
     facts: ModelFacts
-    fingerprint: Mapping[str, str]
+    fingerprint: Callable[[], Mapping[str, str]]
     threads: threads.Threads
 
 
@@ -82,7 +84,7 @@ def load(config: EngineConfig) -> Loaded:
     tokenizer = Tokenizer(folder)
     runner = Runner(replace(config, threads=replace(config.threads, count=in_force.count)), folder)
     facts = ModelFacts.read(runner.describe())
-    return Loaded(runner, tokenizer, facts, catalogue.fingerprint(folder), in_force)
+    return Loaded(runner, tokenizer, facts, partial(catalogue.fingerprint, folder), in_force)
 
 
 def max_model_len(config: EngineConfig, facts: ModelFacts) -> int:
@@ -131,6 +133,6 @@ def effective(config: EngineConfig, loaded: Loaded, blocks: int) -> dict[str, Sc
     values["kernel_path"] = facts.kernel_path
     values["model.architecture"] = facts.architecture
     values["model.parameters"] = facts.parameters
-    for part, digest in loaded.fingerprint.items():
+    for part, digest in loaded.fingerprint().items():
         values["model.sha256" if part == "model" else f"model.{part}_sha256"] = digest
     return values
