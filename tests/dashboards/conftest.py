@@ -55,7 +55,9 @@ def rewrite() -> Callable[[Path, str, Callable[[dict[str, Any]], None]], None]:
         data = canonical.read_json(folder / f"{name}.json")
         change(data)
         kind = {"comparison": "compared", "decision": "decided"}[name]
-        Journal(folder / "journal.jsonl").append(kind, sha256=atomic.write_json(folder / f"{name}.json", data))
+        Journal(folder / "journal.jsonl").append(
+            kind, sha256=atomic.write_json(folder / f"{name}.json", data)
+        )
 
     return change_and_journal
 
@@ -84,7 +86,11 @@ def gallery(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
     conclude(synthetic.build(root, model(study=GAIN, new_tokens=8)))
     killed = model(study=KILLED, seed=9, decode_ratio=0.7, new_tokens=8, killed=((1, "candidate"),))
     conclude(synthetic.build(root, killed))
-    conclude(synthetic.build(root, model(study=EXPLORATORY, seed=9, decode_ratio=1.0, new_tokens=8, exploratory=True)))
+    conclude(
+        synthetic.build(
+            root, model(study=EXPLORATORY, seed=9, decode_ratio=1.0, new_tokens=8, exploratory=True)
+        )
+    )
     conclude(synthetic.build(root, model(study=INVALID, seed=10, new_tokens=8, candidate_failures=2)))
     synthetic.build(root, model(study=LOST, new_tokens=8, missing=((5, "slowed"), (5, "candidate"))))
     return root

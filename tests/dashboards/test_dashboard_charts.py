@@ -87,7 +87,10 @@ def test_every_chart_prints_its_title_and_counts(forest_frame: pd.DataFrame) -> 
     samples = pd.DataFrame({"arm": "baseline", "block": 0, "value": [1.0, 2.0]})
     lines, band = curves.ecdf_frames(samples)
     time = pd.DataFrame({"arm": ["baseline"], "run": ["00-baseline-1"], "seconds": [0.0], "value": [1.0]})
-    bars = pd.DataFrame([["decode\n−1 ms", 0.0, -1.0, -1.0, -1.1, -0.9, "faster", "−1 ms"]], columns=list(charts.WATERFALL_COLUMNS))
+    bars = pd.DataFrame(
+        [["decode\n−1 ms", 0.0, -1.0, -1.0, -1.1, -0.9, "faster", "−1 ms"]],
+        columns=list(charts.WATERFALL_COLUMNS),
+    )
     dots = pd.DataFrame([["candidate", "block 0", 0.5]], columns=list(charts.BLOCK_COLUMNS))
     means = pd.DataFrame([["candidate", 0.5, 0.4, 0.6]], columns=list(charts.EFFECT_COLUMNS))
     for chart in (
@@ -189,7 +192,10 @@ def test_colours_stand_out_from_the_background(mode: str) -> None:
     for colour in colours:
         light = luminance(colour)
         contrast = (max(light, background) + 0.05) / (min(light, background) + 0.05)
-        assert contrast > (2.4 if colour == theme.verdict_colour("not measured", mode) else 2.9), (colour, contrast)
+        assert contrast > (2.4 if colour == theme.verdict_colour("not measured", mode) else 2.9), (
+            colour,
+            contrast,
+        )
 
 
 def luminance(colour: str) -> float:

@@ -85,7 +85,9 @@ def test_hiding_one_arm_changes_no_other_curve() -> None:
 
 
 def test_blocks_and_the_pooled_curve_are_all_there() -> None:
-    samples = pd.DataFrame({"arm": "baseline", "block": np.repeat(range(6), 11), "value": np.arange(66) + 1.0})
+    samples = pd.DataFrame(
+        {"arm": "baseline", "block": np.repeat(range(6), 11), "value": np.arange(66) + 1.0}
+    )
     lines, _ = curves.ecdf_frames(samples)
     assert set(lines["curve"]) == {POOLED, *(f"block {b}" for b in range(6))}
     assert len(lines) == 6 * 12 + 67

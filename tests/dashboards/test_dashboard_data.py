@@ -93,7 +93,9 @@ def test_without_a_lock_table_a_recent_change_counts_as_running(tmp_path: Path) 
         ("runs/00-again-1/manifest.json", "00-again-1/manifest.json"),
     ],
 )
-def test_a_changed_file_refuses_the_study_and_is_named(own: Callable[..., Path], file: str, named: str) -> None:
+def test_a_changed_file_refuses_the_study_and_is_named(
+    own: Callable[..., Path], file: str, named: str
+) -> None:
     root = own(GAIN)
     path = root / "studies" / GAIN / file
     raw = bytearray(path.read_bytes())
@@ -107,7 +109,9 @@ def test_a_changed_file_refuses_the_study_and_is_named(own: Callable[..., Path],
     assert study.runs == ()
 
 
-@pytest.mark.parametrize("gone", ["runs/02-candidate-1/requests.parquet", "runs/02-candidate-1/manifest.json"])
+@pytest.mark.parametrize(
+    "gone", ["runs/02-candidate-1/requests.parquet", "runs/02-candidate-1/manifest.json"]
+)
 def test_a_removed_file_refuses_the_study(own: Callable[..., Path], gone: str) -> None:
     root = own(GAIN)
     (root / "studies" / GAIN / gone).unlink()
@@ -126,7 +130,9 @@ def test_an_added_file_and_a_link_refuse_the_study(own: Callable[..., Path]) -> 
     assert read(root, KILLED).status == REFUSED
 
 
-def test_a_comparison_of_other_records_is_refused(own: Callable[..., Path], rewrite: Callable[..., None]) -> None:
+def test_a_comparison_of_other_records_is_refused(
+    own: Callable[..., Path], rewrite: Callable[..., None]
+) -> None:
     root = own(GAIN)
     rewrite(root / "studies" / GAIN, "comparison", lambda c: c["runs"][3].update(manifest_sha256="0" * 64))
     study = read(root, GAIN)
@@ -134,7 +140,9 @@ def test_a_comparison_of_other_records_is_refused(own: Callable[..., Path], rewr
     assert "comparison.json" in study.problems[0]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"schema": NaN}', b'{"a":1,"a":2}', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"schema": NaN}', b'{"a":1,"a":2}', b"\xff\xfe", b"[" * 100_000]
+)
 def test_a_half_written_or_damaged_plan_is_refused_and_harms_nothing(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "studies" / "x"
     folder.mkdir(parents=True)
@@ -165,7 +173,9 @@ def test_another_schema_gives_facts_of_the_plan_and_no_numbers(own: Callable[...
     assert study.plan["experiment"] == "kv_cache"
 
 
-def test_plans_that_lack_fields_are_refused_not_crashed_on(own: Callable[..., Path], synthetic: ModuleType) -> None:
+def test_plans_that_lack_fields_are_refused_not_crashed_on(
+    own: Callable[..., Path], synthetic: ModuleType
+) -> None:
     root = own(GAIN)
     folder = root / "studies" / GAIN
     (folder / "plan.json").write_text(json.dumps({"schema": "counterproof-plan/1"}))

@@ -36,7 +36,9 @@ def test_the_primary_effect_is_the_comparisons(gain: Study) -> None:
     assert effect is not None
     assert effect.role == PRIMARY
     assert effect.ratio == entry["effects"]["candidate"]["ratio"]
-    assert (effect.ci_low, effect.ci_high) == tuple(entry["effects"]["candidate"][k] for k in ("ci_low", "ci_high"))
+    assert (effect.ci_low, effect.ci_high) == tuple(
+        entry["effects"]["candidate"][k] for k in ("ci_low", "ci_high")
+    )
     assert effect.floor == entry["noise_floor"]
     assert effect.verdict == "gain"
     assert effect.requests == 72
@@ -102,13 +104,23 @@ def test_the_headline_says_gain_with_interval_blocks_and_noise(gain: Study) -> N
         (lambda c: c.pop("valid"), headline.NEUTRAL, "Whether the evidence is valid is not recorded"),
         (lambda c: c.pop("metrics"), headline.NEUTRAL, "The effect on the primary metric is not recorded"),
         (lambda c: c["metrics"]["tpot_ms"].update(verdict="loss"), headline.BAD, "Loss: "),
-        (lambda c: c["metrics"]["tpot_ms"].update(verdict="no claim", reason="too noisy"), headline.NEUTRAL, "No claim on Time per output token, p50: too noisy."),
+        (
+            lambda c: c["metrics"]["tpot_ms"].update(verdict="no claim", reason="too noisy"),
+            headline.NEUTRAL,
+            "No claim on Time per output token, p50: too noisy.",
+        ),
         (lambda c: c["metrics"]["tpot_ms"].update(verdict="not measured"), headline.NEUTRAL, "Not measured"),
-        (lambda c: c["metrics"]["tpot_ms"].pop("verdict"), headline.NEUTRAL, "The verdict on Time per output token, p50 is not recorded"),
+        (
+            lambda c: c["metrics"]["tpot_ms"].pop("verdict"),
+            headline.NEUTRAL,
+            "The verdict on Time per output token, p50 is not recorded",
+        ),
         (lambda c: c["metrics"]["tpot_ms"].update(verdict="GAIN!"), headline.NEUTRAL, "The verdict on"),
     ],
 )
-def test_nothing_but_a_valid_gain_reads_like_one(gain: Study, change: Callable[[Any], Any], tone: str, words: str) -> None:
+def test_nothing_but_a_valid_gain_reads_like_one(
+    gain: Study, change: Callable[[Any], Any], tone: str, words: str
+) -> None:
     study = changed(gain)
     change(study.comparison)
     said = headline.headline(study)
@@ -145,13 +157,17 @@ def test_the_table_says_what_the_record_says(gain: Study) -> None:
 
 
 def test_missing_fields_are_not_recorded_never_zero_and_never_hidden(gain: Study) -> None:
-    study = changed(gain, comparison={"schema": "counterproof-comparison/1"}, decision={"schema": "x"}, plan={})
+    study = changed(
+        gain, comparison={"schema": "counterproof-comparison/1"}, decision={"schema": "x"}, plan={}
+    )
     (row,) = overview.table([study], NOW).to_dict("records")
     empty = ("experiment", "evidence", "metric", "effect", "verdict", "decision", "age", "kind")
     assert {row[name] for name in empty} == {"not recorded"}
 
 
-@pytest.mark.parametrize("poison", [None, [], "x", 5, {"candidate": 7}, {"candidate": {"ratio": "fast", "ci_low": True}}])
+@pytest.mark.parametrize(
+    "poison", [None, [], "x", 5, {"candidate": 7}, {"candidate": {"ratio": "fast", "ci_low": True}}]
+)
 def test_fields_of_another_type_become_not_recorded(gain: Study, poison: Any) -> None:
     study = changed(gain)
     study.comparison["metrics"]["tpot_ms"]["effects"] = poison
@@ -218,7 +234,9 @@ def test_every_cost_cell_is_a_value_or_says_that_there_is_none(gain: Study) -> N
 
 def test_block_ratios_are_those_of_the_blocks(gain: Study) -> None:
     entry = gain.comparison["metrics"]["tpot_ms"]["arms"]
-    expected = [c / b for c, b in zip(entry["candidate"]["per_block"], entry["baseline"]["per_block"], strict=True)]
+    expected = [
+        c / b for c, b in zip(entry["candidate"]["per_block"], entry["baseline"]["per_block"], strict=True)
+    ]
     found = findings.block_ratios(gain, "candidate", "tpot_ms", "p50")
     assert [block for block, _ in found] == [0, 1, 2, 3, 4, 5]
     assert [value for _, value in found] == pytest.approx(expected)
@@ -243,7 +261,10 @@ BASE = {"engine": {"dtype": "bf16", "kv_cache": {"enabled": False}}, "workload.r
 
 
 def config_study(candidate: Any, factor: str = "engine.kv_cache.enabled", **plan: Any) -> Study:
-    arms = {"baseline": {"config": BASE}, **({"candidate": {"config": candidate}} if candidate is not None else {})}
+    arms = {
+        "baseline": {"config": BASE},
+        **({"candidate": {"config": candidate}} if candidate is not None else {}),
+    }
     return Study("s", Path("s"), data.COMPLETE, plan={"arms": arms, "factor": {"path": factor}, **plan})
 
 
@@ -269,7 +290,9 @@ def flipped(**fields: Any) -> dict[str, Any]:
         (Study("s", Path("s"), data.COMPLETE), None, 0),
     ],
 )
-def test_the_configuration_is_red_unless_exactly_the_factor_differs(study: Study, holds: bool | None, differing: int) -> None:
+def test_the_configuration_is_red_unless_exactly_the_factor_differs(
+    study: Study, holds: bool | None, differing: int
+) -> None:
     diff = differences.arm_diff(study)
     assert diff.holds is holds
     assert len(diff.differing) == differing
@@ -293,7 +316,10 @@ def test_recorded_differences_name_what_moved(gain: Study) -> None:
 def test_a_filter_finds_studies_by_every_word(gallery: Path) -> None:
     store = data.store_of(gallery)
     studies = [data.read_study(store, name) for name in data.study_names(store)]
-    found = {words: [s.name for s in studies if overview.fits(s, words)] for words in ("gain", "HOLD kv_cache", "lost", "zzz", "", None)}
+    found = {
+        words: [s.name for s in studies if overview.fits(s, words)]
+        for words in ("gain", "HOLD kv_cache", "lost", "zzz", "", None)
+    }
     assert set(found["gain"]) == {GAIN, KILLED}
     assert len(found["HOLD kv_cache"]) >= 3
     assert found["lost"] == ["20260106-000000-lost"]

@@ -52,7 +52,9 @@ def titles(app: AppTest) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["experiments", "compare"])
-def test_an_empty_store_tells_how_to_make_the_first_study(open_page: Callable[..., AppTest], tmp_path: Path, page: str) -> None:
+def test_an_empty_store_tells_how_to_make_the_first_study(
+    open_page: Callable[..., AppTest], tmp_path: Path, page: str
+) -> None:
     app = open_page(tmp_path / "store", page)
     assert "There is no study in" in app.info[0].value
     assert "counterproof run kv_cache" in [code.value for code in app.code]
@@ -60,12 +62,19 @@ def test_an_empty_store_tells_how_to_make_the_first_study(open_page: Callable[..
     assert not app.error
 
 
-def test_one_study_is_a_row_with_verdict_decision_and_age(open_page: Callable[..., AppTest], own: Callable[..., Path]) -> None:
+def test_one_study_is_a_row_with_verdict_decision_and_age(
+    open_page: Callable[..., AppTest], own: Callable[..., Path]
+) -> None:
     app = open_page(own(GAIN))
     frame = app.dataframe[0].value
     assert len(frame) == 1
     row = frame.iloc[0]
-    assert (row["study"], row["status"], row["verdict"], row["decision"]) == (GAIN, "complete", "gain", "HOLD")
+    assert (row["study"], row["status"], row["verdict"], row["decision"]) == (
+        GAIN,
+        "complete",
+        "gain",
+        "HOLD",
+    )
     assert row["age"].endswith(" d")
     assert "1 study: 1 complete." in words(app)
 
@@ -84,7 +93,9 @@ def test_many_studies_each_say_what_they_are(open_page: Callable[..., AppTest], 
     assert "None of the 5 studies fits the filter" in app.info[0].value
 
 
-def test_a_study_by_link_opens_with_headline_forest_and_all_charts(open_page: Callable[..., AppTest], gallery: Path) -> None:
+def test_a_study_by_link_opens_with_headline_forest_and_all_charts(
+    open_page: Callable[..., AppTest], gallery: Path
+) -> None:
     app = open_page(gallery, "compare", study=[GAIN])
     assert app.title[0].value.replace("\\", "") == GAIN
     assert app.success[0].value.replace("\\", "").startswith("**Gain: Time per output token, p50 is 0.5")
@@ -111,10 +122,14 @@ def test_every_chart_prints_what_stands_behind_it(open_page: Callable[..., AppTe
         subtitle = " ".join(spec["title"]["subtitle"])
         assert "block" in subtitle, spec["title"]
         assert "failed" in subtitle, spec["title"]
-    assert "24 sealed timed runs in 6 blocks · 1 lost · 0 failed · all compared" in found[0]["title"]["subtitle"]
+    assert (
+        "24 sealed timed runs in 6 blocks · 1 lost · 0 failed · all compared" in found[0]["title"]["subtitle"]
+    )
 
 
-def test_the_metric_and_the_arms_can_be_chosen_without_changing_the_others(open_page: Callable[..., AppTest], gallery: Path) -> None:
+def test_the_metric_and_the_arms_can_be_chosen_without_changing_the_others(
+    open_page: Callable[..., AppTest], gallery: Path
+) -> None:
     app = open_page(gallery, "compare", study=[GAIN])
     app.selectbox(key="latency").set_value("ttft_ms").run()
     assert "Time to first token: every request" in titles(app)
@@ -147,7 +162,9 @@ def test_several_studies_stand_side_by_side(open_page: Callable[..., AppTest], g
     assert not app.exception
 
 
-@pytest.mark.parametrize("asked", [["deleted"], [GAIN, "deleted"], ["../studies/" + GAIN], [""], [GAIN + "/"]])
+@pytest.mark.parametrize(
+    "asked", [["deleted"], [GAIN, "deleted"], ["../studies/" + GAIN], [""], [GAIN + "/"]]
+)
 def test_an_unknown_study_in_a_link_is_an_error_and_never_another_study(
     open_page: Callable[..., AppTest], gallery: Path, asked: list[str]
 ) -> None:
@@ -166,7 +183,9 @@ def test_compare_without_a_study_asks_for_one(open_page: Callable[..., AppTest],
     assert not specs(app)
 
 
-def test_an_unfinished_study_shows_progress_and_no_verdict(open_page: Callable[..., AppTest], gallery: Path) -> None:
+def test_an_unfinished_study_shows_progress_and_no_verdict(
+    open_page: Callable[..., AppTest], gallery: Path
+) -> None:
     app = open_page(gallery, "compare", study=[UNFINISHED])
     said = words(app).replace("\\", "")
     assert "Not compared yet" in said
@@ -176,7 +195,9 @@ def test_an_unfinished_study_shows_progress_and_no_verdict(open_page: Callable[.
     assert not app.success or "Exactly one key differs" in app.success[0].value
 
 
-def test_a_tampered_record_is_refused_with_its_file_and_no_number(open_page: Callable[..., AppTest], own: Callable[..., Path]) -> None:
+def test_a_tampered_record_is_refused_with_its_file_and_no_number(
+    open_page: Callable[..., AppTest], own: Callable[..., Path]
+) -> None:
     root = own(GAIN, KILLED)
     path = root / "studies" / GAIN / "runs" / "02-candidate-1" / "requests.parquet"
     path.write_bytes(path.read_bytes() + b"x")
@@ -192,14 +213,18 @@ def test_a_tampered_record_is_refused_with_its_file_and_no_number(open_page: Cal
     assert both.title[0].value.replace("\\", "") == KILLED
 
 
-def test_another_schema_is_shown_as_not_recorded(open_page: Callable[..., AppTest], own: Callable[..., Path]) -> None:
+def test_another_schema_is_shown_as_not_recorded(
+    open_page: Callable[..., AppTest], own: Callable[..., Path]
+) -> None:
     root = own(GAIN)
     plan = root / "studies" / GAIN / "plan.json"
     old = {"schema": "counterproof-plan/0", "experiment": "kv_cache"}
     plan.write_text(json.dumps(old))
     row = open_page(root).dataframe[0].value.iloc[0]
     assert row["status"] == "other schema"
-    assert {row[name] for name in ("evidence", "metric", "effect", "verdict", "decision", "age", "kind")} == {"not recorded"}
+    assert {row[name] for name in ("evidence", "metric", "effect", "verdict", "decision", "age", "kind")} == {
+        "not recorded"
+    }
     app = open_page(root, "compare", study=[GAIN])
     assert "Recorded by another version" in app.info[0].value
     assert not specs(app)
@@ -233,7 +258,13 @@ def test_hostile_and_unicode_names_are_shown_and_inert(
     open_page: Callable[..., AppTest], judged: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    judged(root, study=HOSTILE, experiment="[x](javascript:alert(1))", new_tokens=4, prompt_text="</script><script>alert(2)</script>")
+    judged(
+        root,
+        study=HOSTILE,
+        experiment="[x](javascript:alert(1))",
+        new_tokens=4,
+        prompt_text="</script><script>alert(2)</script>",
+    )
     listed = open_page(root)
     row = listed.dataframe[0].value.iloc[0]
     assert row["study"] == HOSTILE.replace("\u202e", "\\u202e")
@@ -261,7 +292,9 @@ def test_a_running_study_has_no_verdict(open_page: Callable[..., AppTest], own: 
     assert open_page(root).dataframe[0].value.iloc[0]["status"] == "complete"
 
 
-def test_a_calibration_study_claims_nothing(open_page: Callable[..., AppTest], judged: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_calibration_study_claims_nothing(
+    open_page: Callable[..., AppTest], judged: Callable[..., Path], tmp_path: Path
+) -> None:
     root = tmp_path / "store"
     judged(root, study="calibration-1", calibration=True, new_tokens=4, guardrails=())
     app = open_page(root, "compare", study=["calibration-1"])

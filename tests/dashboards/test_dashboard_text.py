@@ -15,7 +15,14 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 @pytest.mark.parametrize(
     "value, shown",
-    [(0.0, "0 ms"), (12.345, "12.3 ms"), (1234.5, "1,234 ms"), (12_345.0, "12.3 s"), (0.0123, "12.3 µs"), (None, "not recorded")],
+    [
+        (0.0, "0 ms"),
+        (12.345, "12.3 ms"),
+        (1234.5, "1,234 ms"),
+        (12_345.0, "12.3 s"),
+        (0.0123, "12.3 µs"),
+        (None, "not recorded"),
+    ],
 )
 def test_durations_take_the_unit_that_reads_best(value: float | None, shown: str) -> None:
     assert text.milliseconds(value) == shown
@@ -42,7 +49,12 @@ def test_quantities(value: object, unit: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     "ratio, shown, changed",
-    [(0.5, "0.500×", "−50.0 %"), (1.0, "1.000×", "+0 %"), (0.0497, "0.0497×", "−95.0 %"), (12.0, "12.0×", "+1,100 %")],
+    [
+        (0.5, "0.500×", "−50.0 %"),
+        (1.0, "1.000×", "+0 %"),
+        (0.0497, "0.0497×", "−95.0 %"),
+        (12.0, "12.0×", "+1,100 %"),
+    ],
 )
 def test_ratios(ratio: float, shown: str, changed: str) -> None:
     assert text.ratio(ratio) == shown
@@ -113,7 +125,11 @@ def test_any_text_stays_text_in_markdown(anything: str) -> None:
 def _assert_inert(anything: str) -> None:
     """An independent CommonMark parser finds nothing but the text itself, letter by letter."""
     shown = text.visible(anything)
-    tokens = [t for block in MarkdownIt("commonmark").parse(f"x{text.plain(anything)}x") for t in block.children or []]
+    tokens = [
+        t
+        for block in MarkdownIt("commonmark").parse(f"x{text.plain(anything)}x")
+        for t in block.children or []
+    ]
     assert {token.type for token in tokens} <= {"text", "text_special"}, tokens
     assert "".join(token.content for token in tokens) == f"x{shown}x"
     for directive in (":red[", ":material/", "$x$"):
