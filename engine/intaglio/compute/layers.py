@@ -38,7 +38,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qkv` holds q, k and v along its outputs, `gate_up` gate then up.
+    """One decoder layer. `qkv` holds q, k and v along its outputs, `gate_up` gate then up. Norms are fp32.
 
     `qk_norm` is [heads + kv_heads, head_dim] where queries and keys are normalised (Qwen3), else None.
     """
@@ -61,6 +61,7 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: Linear
+    dtype: torch.dtype
     parameters: int
     nbytes: int
 

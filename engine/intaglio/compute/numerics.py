@@ -29,7 +29,7 @@ class Numerics(Protocol):
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor: ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in fp32."""
+        """x / sqrt(mean(x^2) + eps) * weight (fp32) over the last dimension, computed in fp32."""
         ...
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -81,10 +81,10 @@ class FastNumerics:
         return torch.mm(x, w.weight) if w.bias is None else torch.addmm(w.bias, x, w.weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        wide = x.float()
+        norm: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-        wide: torch.Tensor = (x * scale).mul_(weight)
-        return wide.to(x.dtype)
+        return (wide * scale).mul_(weight).to(x.dtype)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         width = gate_up.shape[-1] // 2

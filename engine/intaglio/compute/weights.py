@@ -42,8 +42,8 @@ def load_weights(
         embedding = (
             None if spec.tied else loader.dense("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         )
-        final_norm = loader.dense("model.norm.weight", (spec.hidden,))
-    return ModelWeights(embedding, layers, final_norm, head, loader.parameters, loader.nbytes)
+        final_norm = loader.norm("model.norm.weight", spec.hidden)
+    return ModelWeights(embedding, layers, final_norm, head, dtype, loader.parameters, loader.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,15 @@ class _Loader:
         self.parameters = 0
         self.nbytes = 0
 
+    def norm(self, name: str, width: int) -> torch.Tensor:
+        """A norm's weight rounded to the model's dtype and held in fp32, in which norms are computed."""
+        return self._wide(self._reader.tensor(name, (width,)))
+
+    def _wide(self, source: torch.Tensor) -> torch.Tensor:
+        target = source.to(device=self._device, dtype=self._dtype).to(torch.float32, copy=True)
+        self._count(target)
+        return target
+
     def dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         source = self._reader.tensor(name, shape)
         target = torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -160,11 +169,11 @@ class _Loader:
             gate_up = self._projection(mlp, ("gate_proj", "up_proj"), spec.hidden)
             down = self._projection(mlp, ("down_proj",), spec.intermediate)
             return LayerWeights(
-                input_norm=self.dense(f"{prefix}input_layernorm.weight", (spec.hidden,)),
+                input_norm=self.norm(f"{prefix}input_layernorm.weight", spec.hidden),
                 qkv=qkv,
                 qk_norm=self._qk_norm(attn),
                 out=out,
-                post_norm=self.dense(f"{prefix}post_attention_layernorm.weight", (spec.hidden,)),
+                post_norm=self.norm(f"{prefix}post_attention_layernorm.weight", spec.hidden),
                 gate_up=gate_up,
                 down=down,
                 window=spec.windows[index],
@@ -204,11 +213,9 @@ class _Loader:
             return None
         q = self._reader.tensor(f"{attn}q_norm.weight", (spec.head_dim,))
         k = self._reader.tensor(f"{attn}k_norm.weight", (spec.head_dim,))
-        norm = torch.empty(spec.heads + spec.kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
-        norm[: spec.heads].copy_(q)
-        norm[spec.heads :].copy_(k)
-        self.parameters += 2 * spec.head_dim
-        self.nbytes += norm.nbytes
+        heads = torch.cat((q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)))
+        norm = self._wide(heads)
+        self.parameters += 2 * spec.head_dim - norm.numel()
         return norm
 
     def _count(self, tensor: torch.Tensor) -> None:
