@@ -12,7 +12,13 @@ from typing import TextIO
 from intaglio import __version__
 from intaglio.config import EngineConfig, parse_overrides
 from intaglio.engine import Engine
-from intaglio.errors import IntaglioError, PromptEncodingError, SamplingParamsError
+from intaglio.errors import (
+    EmptyPromptError,
+    IntaglioError,
+    PromptEncodingError,
+    RequestError,
+    SamplingParamsError,
+)
 from intaglio.intake.request import Prompt, SamplingParams, TokenEvent
 
 EXIT_OK = 0
@@ -24,7 +30,7 @@ EXIT_PIPE = 141
 _GENERATE_EXAMPLES = """\
 examples:
   intaglio generate --prompt "Once upon a time" --max-tokens 40
-  intaglio generate --model smollm2-135m --chat --prompt "What is the capital of France?" --stats
+  intaglio generate --model smollm2-135m --chat --prompt "What is the capital of France?" --stats dtype=fp32
   intaglio generate --model ./my-llama --prompt "2, 3, 5," --temperature 0.8 --top-p 0.9 --seed 7 dtype=fp32
   intaglio generate --prompt "Once" --max-tokens 20 kv_cache.enabled=false numerics.mode=invariant
   cat question.txt | intaglio generate --model smollm2-135m --chat --prompt - --stop "\\n\\n"
@@ -96,6 +102,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 def _generate(args: argparse.Namespace, overrides: list[str]) -> int:
     config = _config(args.model, overrides)
     params = _sampling_params(args)
+    if args.system is not None and not args.chat:
+        raise RequestError("--system needs --chat; add it, or leave --system out", field="system")
     text = _prompt_text(args.prompt)
     with Engine(config) as engine:
         prompt: Prompt = _chat(engine, text, args.system) if args.chat else text
@@ -146,7 +154,7 @@ def _prompt_text(given: str) -> str:
 
 def _chat(engine: Engine, text: str, system: str | None) -> list[int]:
     if not text:
-        raise PromptEncodingError("the prompt is empty; give at least one character", field="prompt")
+        raise EmptyPromptError("the prompt is empty; give at least one character", field="prompt")
     messages = [] if system is None else [{"role": "system", "content": system}]
     ids: list[int] = engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
     return ids
