@@ -33,7 +33,7 @@ factor:
   candidate: true
   lossless: true
   bottleneck: none, this is a test
-  moves: {effective: [kv_cache.blocks], environment: [], model: []}
+  moves: {effective: [kv_cache.blocks, kv_cache.bytes_per_token], environment: [], model: []}
 workload:
   builder: pydoc_questions
   requests: 3

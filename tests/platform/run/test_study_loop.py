@@ -61,14 +61,17 @@ def test_a_whole_study_is_recorded_verified_and_can_be_compared(
     difference = [e for e in data.equivalence["baseline"].events if e["kind"] == "batch_logit_difference"]
     assert [e["max_abs"] for e in difference] == [0.25]
     assert len({r.manifest["env_id"] for r in study.runs}) == 1
-    assert any(line.startswith("requests 3/3") or line.startswith("requests 0/3") for line in notes.lines)
+    assert any(line.startswith("requests 0/3") for line in notes.lines)
 
 
 def test_slowed_is_slower_by_the_injected_delay(new_study: NewStudy, runner_of: RunnerOf) -> None:
     paths = new_study("study.blocks=1", "study.equivalence_requests=0", "study.slowed_delay_us=20000")
     runner_of(paths).run_missing()
     runs = load_study(paths.folder).runs
-    gaps = {arm: runs[(0, arm)].tokens.groupby("request_index")["time_ns"].diff().median() for arm in ("baseline", "slowed")}
+    gaps = {
+        arm: runs[(0, arm)].tokens.groupby("request_index")["time_ns"].diff().median()
+        for arm in ("baseline", "slowed")
+    }
     assert 20e6 <= gaps["slowed"] - gaps["baseline"] < 40e6
 
 
@@ -126,7 +129,7 @@ def test_a_factor_that_the_engine_ignores_is_refused(
     paths = new_study("study.equivalence_requests=0")
     runner = runner_of(paths)
     runner.run_place(Place(0, "baseline"))
-    with pytest.raises(RefusedError, match="did not apply engine.kv_cache.enabled"):
+    with pytest.raises(RefusedError, match=r"did not apply engine\.kv_cache\.enabled"):
         runner.run_place(Place(0, "candidate"))
 
 
@@ -250,7 +253,7 @@ def test_recovery_refuses_a_tampered_record_by_name(new_study: NewStudy, runner_
     runner.run_place(Place(0, "baseline"))
     victim = paths.runs / "00-baseline-1" / "outputs.jsonl"
     victim.write_bytes(victim.read_bytes().replace(b'"text"', b'"texT"', 1))
-    with pytest.raises(EvidenceError, match="00-baseline-1/outputs.jsonl was changed"):
+    with pytest.raises(EvidenceError, match=r"00-baseline-1/outputs\.jsonl was changed"):
         runner.recover()
 
 
@@ -269,7 +272,9 @@ def test_registration_leaves_nothing_behind_when_refused(
 def test_the_plan_seals_workloads_and_predicts_the_price(new_study: NewStudy) -> None:
     paths = new_study("workload.concurrency=2")
     plan = canonical.read_json(paths.plan)
-    by_block = [sealed.read(paths.workload(b), sha) for b, sha in enumerate(plan["workload"]["sha256_by_block"])]
+    by_block = [
+        sealed.read(paths.workload(b), sha) for b, sha in enumerate(plan["workload"]["sha256_by_block"])
+    ]
     prompts = [request.token_ids for block in by_block for request in block]
     assert len(set(prompts)) == len(prompts) == 6
     warmup = sealed.read(paths.workloads / "warmup.parquet", plan["workload"]["warmup_sha256"])
@@ -279,7 +284,9 @@ def test_the_plan_seals_workloads_and_predicts_the_price(new_study: NewStudy) ->
     rail = next(r for r in plan["guardrails"] if r["metric"] == "kv_bytes_peak")
     per_block = []
     for block in by_block:
-        sizes = sorted((-(-(len(r.token_ids) + r.max_new_tokens - 1) // 16) * 16 for r in block), reverse=True)
+        sizes = sorted(
+            (-(-(len(r.token_ids) + r.max_new_tokens - 1) // 16) * 16 for r in block), reverse=True
+        )
         per_block.append(sum(sizes[:2]))
     assert rail["registered"]["predicted_bytes"] == max(per_block) * 64
     assert plan["candidates_tried"] == 1
