@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -13,14 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from counterproof.errors import EXIT_INPUT, EvidenceError, InputError
 from counterproof.measure.load import load_study
-from counterproof_review.packet import labels, layout, leaks, models, public
+from counterproof_review.packet import labels, layout, leaks, public
 from counterproof_review.packet.build import Built, build
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.labels import PacketKeys
-from counterproof_review.packet.leaks import Lint
 
 ARMS = ("baseline", "candidate", "again", "slowed")
 
@@ -31,7 +32,7 @@ def document(path: Path, name: str) -> dict[str, Any]:
         return value
 
 
-# -- determinism --------------------------------------------------------------------------------------------
+# -- determinism ------------------------------------------------------------------------------------------
 
 
 def test_two_builds_with_the_same_keys_are_the_same_bytes(
@@ -102,7 +103,7 @@ def test_results_do_not_move_the_public_part(
     assert moved == {layout.RESULTS, layout.RESULT_ROWS, layout.MANIFEST}
 
 
-# -- keys ---------------------------------------------------------------------------------------------------
+# -- keys -------------------------------------------------------------------------------------------------
 
 
 def test_keys_lie_beside_the_study_for_their_owner_alone_and_never_in_the_packet(
@@ -144,7 +145,7 @@ def test_opaque_names_depend_on_the_key_and_never_collide() -> None:
         assert all(labels.OPAQUE.fullmatch(name) for name in names.values())
 
 
-# -- content ------------------------------------------------------------------------------------------------
+# -- content ----------------------------------------------------------------------------------------------
 
 
 def test_arms_have_the_same_keys_in_the_same_order_and_name_no_place(built: Built, fake_model: Path) -> None:
@@ -209,9 +210,6 @@ def test_results_and_noise_are_those_of_the_study(study: Path, built: Built) -> 
 def test_times_in_the_authors_rows_start_at_zero_and_errors_are_not_quoted(
     support: ModuleType, fake_model: Path, tmp_path: Path
 ) -> None:
-    import io
-
-    import pyarrow.parquet as pq
 
     folder = support.build(tmp_path, fake_model, candidate_failures=1)
     with zipfile.ZipFile(build(folder).path) as packet:
@@ -221,7 +219,7 @@ def test_times_in_the_authors_rows_start_at_zero_and_errors_are_not_quoted(
     assert frame["error"].isna().all()
 
 
-# -- what is refused ----------------------------------------------------------------------------------------
+# -- what is refused --------------------------------------------------------------------------------------
 
 
 def test_a_study_that_is_not_whole(support: ModuleType, fake_model: Path, tmp_path: Path) -> None:
@@ -276,133 +274,3 @@ def test_a_leak_planted_in_what_the_plan_gives_to_the_public_part(
     with pytest.raises(PacketError, match="E_LEAK"):
         build(folder)
     assert not list(folder.glob("packets/*.zip"))
-
-
-# -- the lint -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "the baseline",
-        "CANDIDATE",
-        "run 00-again-1",
-        "slowed/",
-        "control arm",
-        "/home/alice/x",
-        "see /usr/lib",
-        "~/models",
-        "file:///x",
-        "C:\\models",
-        "2026-11-30T10:00:00",
-        "on 2026-11-30",
-        "at 10:11:12",
-        "alice@example.org",
-        "hf_abcdefghijklmnopqrstuv",
-        "-----BEGIN PRIVATE KEY-----",
-        "10.0.0.1:8080",
-        "by mallory",
-        "host build-box-7",
-    ],
-)
-def test_lint_finds(text: str) -> None:
-    lint = Lint(words=frozenset({"mallory", "build-box-7"}))
-    assert lint.document("x.json", {"a": [{"b": text}]})
-    assert lint.document("x.json", {text: 1})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "kv_cache.enabled",
-        "application/json",
-        "sha256:" + "ab" * 32,
-        "AMD EPYC, 2 logical cores; x86_64",
-        "2.13.0+cpu",
-        "Linux 6.18.44",
-        "every block runs every arm once",
-        "against",
-        "replay/arms/0a1b2c3d.json",
-        "glibc-2.36",
-    ],
-)
-def test_lint_lets_pass(text: str) -> None:
-    assert Lint(words=frozenset({"mallory"})).document("x.json", {"a": text, text: [1, 2, None, True]}) == []
-
-
-def test_lint_finds_a_key_that_tells_when() -> None:
-    for key in ("created_utc", "started", "timestamp", "run_date"):
-        assert Lint().document("x.json", {key: 5})
-    assert not Lint().document("x.json", {"request_timeout_s": 5, "updated_rule": 1, "candidates": 1})
-
-
-def test_a_user_called_like_a_package_is_no_leak_there() -> None:
-    lint = Lint(words=frozenset({"torch"}), known=leaks.vocabulary(["torch", "numpy"]))
-    assert not lint.document("x.json", {"packages": {"torch": "2.13"}})
-    assert Lint(words=frozenset({"torch"})).document("x.json", {"packages": {"torch": "2.13"}})
-
-
-def test_this_machines_own_names_are_looked_for() -> None:
-    import socket
-
-    host = socket.gethostname()
-    if len(host) >= 3:
-        assert host in leaks.machine_words()
-
-
-# -- models -------------------------------------------------------------------------------------------------
-
-
-def test_a_model_is_found_by_hash_whatever_it_is_called(fake_model: Path, tmp_path: Path) -> None:
-    lock = models.lock_folder(fake_model, "fake")
-    elsewhere = tmp_path / "a" / "b"
-    elsewhere.mkdir(parents=True)
-    for number, name in enumerate(("config.json", "tokenizer.json", "model.safetensors")):
-        (elsewhere / f"blob{number}").write_bytes((fake_model / name).read_bytes())
-    decoy = tmp_path / "fake"
-    decoy.mkdir()
-    (decoy / "model.safetensors").write_bytes(bytes(2048))  # the right name and size, other content
-    found = models.find([lock], [tmp_path])
-    place = models.lay_out(lock, found[lock.reference], tmp_path / "laid" / "out")
-    assert sorted(p.name for p in place.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert (place / "model.safetensors").read_bytes() == (fake_model / "model.safetensors").read_bytes()
-
-
-def test_a_missing_model_is_named_by_digest(fake_model: Path, tmp_path: Path) -> None:
-    lock = models.lock_folder(fake_model, "smollm2-135m")
-    (tmp_path / "config.json").write_bytes((fake_model / "config.json").read_bytes())
-    with pytest.raises(PacketError) as caught:
-        models.find([lock], [tmp_path, tmp_path / "absent"])
-    weights = next(file for file in lock.files if file.name == "model.safetensors")
-    assert caught.value.code == "E_MODEL_MISSING"
-    assert caught.value.exit_code == 3
-    assert any(weights.sha256 in detail for detail in caught.value.details)
-    assert "counterproof models fetch smollm2-135m" in str(caught.value)
-
-
-def test_a_locator_that_is_a_path_is_not_passed_on(fake_model: Path) -> None:
-    assert models.lock_folder(fake_model, str(fake_model)).locator == ""
-    assert models.lock_folder(fake_model, "../models/x").locator == ""
-    assert models.lock_folder(fake_model, "owner/name").locator == "owner/name"
-
-
-def test_a_model_of_many_gigabytes_is_hashed_in_bounded_memory(fake_model: Path, tmp_path: Path) -> None:
-    """A sparse file of the same size as the locked one is read through, not into memory."""
-    size = 1 << 30
-    with (tmp_path / "big").open("wb") as out:
-        out.truncate(size)
-    code = (
-        "import resource, sys; from pathlib import Path;"
-        "from counterproof_review.packet import models;"
-        "from counterproof_review.packet.errors import PacketError;"
-        f"lock = models.ModelLock('0' * 64, '', (models.ModelFile('m.safetensors', '1' * 64, {size}),));"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    models.find([lock], [Path(sys.argv[1])])\n"
-        "except PacketError as error:\n    print(error.code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
-    found, grown = done.stdout.split()
-    assert found == "E_MODEL_MISSING", done.stderr
-    assert int(grown) < 50

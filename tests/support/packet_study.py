@@ -6,7 +6,6 @@ It is the synthetic study of `synthetic_study.py`, whose plan and requests are e
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -111,8 +110,3 @@ def reverse(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: reverse(value[key]) for key in reversed(list(value))}
     return [reverse(item) for item in value] if isinstance(value, list) else value
-
-
-def dump(value: Any) -> bytes:
-    """Canonical bytes, for tests that edit documents."""
-    return (json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n").encode()

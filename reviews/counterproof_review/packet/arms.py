@@ -49,7 +49,7 @@ def check(path: str, document: Mapping[str, Any], references: frozenset[str]) ->
         raise PacketError("E_SCHEMA", "engine is no object", path=path)
     for key in MODEL_PATHS:
         value = engine.get(key)
-        if value is not None and value not in references:
+        if value is not None and not (isinstance(value, str) and value in references):
             raise PacketError(
                 "E_UNSAFE", f"{key} must be '{PREFIX}<digest>' of the packet's models", path=path
             )

@@ -53,6 +53,12 @@ class Built:
     sha256: str
     verification: Verification
 
+    @property
+    def evidence_valid(self) -> bool | None:
+        """Whether the study's own comparison found its evidence valid; None before it was compared."""
+        valid: bool | None = self.verification.documents[layout.RESULTS]["evidence_valid"]
+        return valid
+
 
 def build(folder: Path, *, out: Path | None = None, keys: PacketKeys | None = None) -> Built:
     """Build the packet of the study in `folder`; by default as `packets/<id>.rep.zip` inside it.

@@ -38,7 +38,7 @@ def run_executor(
     error: CounterproofError | None = None
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
-            around.command("-P", "-m", MODULE, str(folder)),
+            around.command("-P", "-m", MODULE, str(folder), str(os.getpid())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

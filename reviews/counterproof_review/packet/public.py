@@ -16,8 +16,6 @@ from counterproof_review.packet import code_lock, layout, models, surroundings
 from counterproof_review.packet.documents import SCHEMAS
 from counterproof_review.packet.models import ModelLock
 
-EXECUTOR = "counterproof-run/1"
-ORDER_RULE = "sha256-order/1"
 _HOW = (
     "every block runs every arm once; within a block arms stand in the order of "
     "SHA-256(seed, block as 4 bytes big-endian, opaque name), seed = SHA-256(root, nonce of whoever replays)"
@@ -32,7 +30,7 @@ SENTENCES = (_HOW, _LEVEL_NOTE, _EXCLUSIONS)
 _PRIMARY = ("metric", "statistic", "sesoi")
 _GUARDRAIL = ("metric", "statistic", "kind", "margin")
 # What the client does, as far as it is the same in every arm; names of files stay with the author.
-_CLIENT = ("concurrency", "request_timeout_s", "warmup_requests")
+_CLIENT = {"concurrency": 1, "request_timeout_s": 300.0}
 
 
 def packet(packet_id: str, plan_sha256: str, arms: int, inputs: Sequence[int], warmup: int) -> dict[str, Any]:
@@ -93,16 +91,16 @@ def scope(
 
 def schedule(blocks: int) -> dict[str, Any]:
     """replay/schedule.json: a rule, not an order, so that the author cannot choose the order of a replay."""
-    return _document(layout.SCHEDULE, blocks=blocks, rule=ORDER_RULE, how=_HOW)
+    return _document(layout.SCHEDULE, blocks=blocks, rule=layout.ORDER_RULE, how=_HOW)
 
 
 def run_lock(plan: Mapping[str, Any]) -> dict[str, Any]:
     """replay/run.lock.json: which executor, which kind of target, which client. Names and numbers only."""
     return _document(
         layout.RUN_LOCK,
-        executor=EXECUTOR,
+        executor=layout.EXECUTOR,
         target=str(plan.get("target", "intaglio_local")),
-        workload=_only(plan["workload"], _CLIENT),
+        workload={**_CLIENT, **_only(plan["workload"], tuple(_CLIENT))},
         run_deadline_s=plan.get("run_deadline_s", 900.0),
     )
 
