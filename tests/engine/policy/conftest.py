@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from intaglio.config import Scalar, from_flat
 
 SUPPORT = Path(__file__).resolve().parents[2] / "support"
 
@@ -24,3 +27,21 @@ def fake() -> ModuleType:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+@pytest.fixture
+def make(fake: ModuleType) -> Iterator[Any]:
+    """make(path=value with __ for the dot) -> an engine on the stand-in model, closed afterwards."""
+    engines = []
+
+    def build(**values: Scalar) -> Any:
+        flat: dict[str, Scalar] = {"kv_cache.block_tokens": 4, "kv_cache.blocks": 64}
+        flat.update({name.replace("__", "."): value for name, value in values.items()})
+        engine = fake.make_engine(from_flat(flat))
+        engines.append(engine)
+        return engine
+
+    yield build
+    for engine in engines:
+        engine.close()
+        assert engine.fake.closed

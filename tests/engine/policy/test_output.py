@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from intaglio.config import from_flat
+from intaglio.errors import RequestError
 from intaglio.intake.request import SamplingParams
 from intaglio.output.detokenizer import Detokenizer
 from intaglio.output.stop import StopStrings
@@ -219,3 +221,52 @@ def test_outputs_nobody_takes_are_dropped_and_counted(fake: ModuleType, engine: 
         engine.step()
     assert engine.counters()["outputs_dropped"] == 2
     assert [engine._hub.knows(f"r{index}") for index in range(5)] == [False, False, True, True, True]
+
+
+def test_several_threads_may_generate_at_once(fake: ModuleType, engine: Any) -> None:
+    params = SamplingParams(max_tokens=25, ignore_eos=True)
+    texts = [f"prompt {index}" for index in range(12)]
+    outputs: dict[str, list[int]] = {}
+
+    def work(own: list[str]) -> None:
+        for text, output in zip(own, engine.generate(own, params), strict=True):
+            outputs[text] = output.token_ids
+
+    threads = [threading.Thread(target=work, args=(texts[start::3],)) for start in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert outputs == {text: fake.reference(list(text.encode()), params)[0] for text in texts}
+    assert not engine.has_work
+
+
+def test_closing_the_engine_ends_a_stream_in_another_thread(engine: Any) -> None:
+    events: list[Any] = []
+    started = threading.Event()
+
+    def read() -> None:
+        for event in engine.stream("abc", SamplingParams(max_tokens=900, ignore_eos=True)):
+            events.append(event)
+            started.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert started.wait(timeout=30)
+    engine.close()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert events[-1].finish_reason in ("abort", "length")
+    assert sum(event.finish_reason is not None for event in events) == 1
+
+
+def test_a_request_that_fails_while_running_is_raised_on_demand(engine: Any) -> None:
+    engine.fake.row_error = {"request-000000000002"}
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    with pytest.raises(RequestError, match="planned row error"):
+        engine.generate(["a", "b", "c"], params, on_error="raise")
+    assert not engine.has_work
+    assert engine.gauges()["kv_blocks_used"] == 0
+    assert not engine._hub._done
+    outputs = engine.generate(["a", "b"], params)
+    assert [output.finish_reason for output in outputs] == ["length", "length"]
