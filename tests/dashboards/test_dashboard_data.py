@@ -57,6 +57,16 @@ def test_a_study_that_stopped_is_lost_and_says_how_to_go_on(gallery: Path) -> No
     assert f"counterproof resume {UNFINISHED}" in overview.why(study)
 
 
+def test_a_judgement_in_between_is_not_the_end_of_a_study(
+    own: Callable[..., Path], rewrite: Callable[..., None]
+) -> None:
+    root = own(GAIN)
+    rewrite(root / "studies" / GAIN, "decision", lambda d: d.update(decision="CONTINUE"))
+    study = read(root, GAIN)
+    assert study.status == LOST
+    assert study.compared
+
+
 def test_a_study_whose_lock_is_held_is_running_and_the_lock_stays_free_for_its_writer(
     own: Callable[..., Path],
 ) -> None:

@@ -313,6 +313,20 @@ def test_recorded_differences_name_what_moved(gain: Study) -> None:
     assert differences.undeclared(gain) == []
 
 
+def test_the_newest_study_comes_first_and_an_undated_one_last() -> None:
+    times = {
+        "a": "2026-01-02T00:00:00Z",
+        "z": "2026-01-01T00:00:00+02:00",
+        "m": "2026-01-01T23:00:00Z",
+        "n": "?",
+    }
+    studies = [
+        Study(name, Path(name), data.LOST, plan={"created_utc": time} if time != "?" else {})
+        for name, time in times.items()
+    ]
+    assert [study.name for study in overview.newest_first(studies)] == ["a", "m", "z", "n"]
+
+
 def test_a_filter_finds_studies_by_every_word(gallery: Path) -> None:
     store = data.store_of(gallery)
     studies = [data.read_study(store, name) for name in data.study_names(store)]

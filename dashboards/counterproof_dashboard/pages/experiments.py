@@ -18,7 +18,7 @@ def page() -> None:
     if not names:
         panels.empty_store(store)
         return
-    studies = [cache.study(name) for name in names]
+    studies = overview.newest_first([cache.study(name) for name in names])
     st.caption(overview.summary(studies))
     shown = _filtered(studies)
     if not shown:
