@@ -96,9 +96,7 @@ def torment(paths: StudyPaths, kills: int, chance: random.Random, longest: float
             before = events_of(paths)
             wanted, delay = chance.randint(0, 2), chance.uniform(0.0, longest)
             # The first event of a fresh harness comes only after its imports.
-            wait_until(
-                lambda w=before + wanted: events_of(paths) >= w or harness.poll() is not None, "no event"
-            )
+            _wait_for_events(paths, harness, before + wanted)
             time.sleep(delay)
             hit = _kill_worker(harness) if number % 3 == 2 else _kill_harness(harness)
             if hit == "nobody":
