@@ -39,6 +39,7 @@ class ModelFacts:
     vocab_size: int
     max_positions: int
     parameters: int
+    weight_bytes: int
     kernel_path: str
     kv_format: str
     kv_bytes_per_token: tuple[int, ...]
@@ -52,6 +53,7 @@ class ModelFacts:
                 vocab_size=int(description["vocab_size"]),
                 max_positions=int(description["max_positions"]),
                 parameters=int(description["parameters"]),
+                weight_bytes=int(description["weight_bytes"]),
                 kernel_path=str(description["kernel_path"]),
                 kv_format=str(description["kv_format"]),
                 kv_bytes_per_token=tuple(map(int, description["kv_bytes_per_token"])),
@@ -130,9 +132,11 @@ def effective(config: EngineConfig, loaded: Loaded, blocks: int) -> dict[str, Sc
     values["kv_cache.format"] = facts.kv_format
     values["kv_cache.blocks"] = blocks
     values["kv_cache.bytes_per_token"] = sum(facts.kv_bytes_per_token) if used else 0
+    values["kv_cache.pool_bytes"] = sum(facts.kv_bytes_per_token) * config.kv_cache.block_tokens * blocks
     values["kernel_path"] = facts.kernel_path
     values["model.architecture"] = facts.architecture
     values["model.parameters"] = facts.parameters
+    values["model.weight_bytes"] = facts.weight_bytes
     for part, digest in loaded.fingerprint().items():
         values["model.sha256" if part == "model" else f"model.{part}_sha256"] = digest
     return values

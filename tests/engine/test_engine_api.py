@@ -275,6 +275,10 @@ def test_the_effective_configuration_says_what_runs(tiny_model: Path, engine: En
     assert effective["scheduler.max_model_len"] == engine.effective_config()["scheduler.max_model_len"] > 100
     assert str(effective["kernel_path"]).startswith("invariant")
     assert effective["model.parameters"] == 853_120
+    assert effective["model.weight_bytes"] == 4 * 853_120
+    assert effective["kv_cache.pool_bytes"] == (
+        int(str(effective["kv_cache.blocks"])) * 16 * int(str(effective["kv_cache.bytes_per_token"]))
+    )
     for part in ("model.sha256", "model.weights_sha256", "model.tokenizer_sha256"):
         assert len(str(effective[part])) == 64
     config = configure(tiny_model, kv_cache__enabled=False, scheduler__max_model_len=64)
@@ -284,7 +288,8 @@ def test_the_effective_configuration_says_what_runs(tiny_model: Path, engine: En
         assert other["scheduler.max_model_len"] == 64
         changed = {path for path in effective if effective[path] != other[path]}
     assert changed == {
-        "kv_cache.enabled", "kv_cache.blocks", "kv_cache.bytes_per_token", "scheduler.max_model_len"
+        "kv_cache.enabled", "kv_cache.blocks", "kv_cache.bytes_per_token", "kv_cache.pool_bytes",
+        "scheduler.max_model_len",
     }  # fmt: skip
 
 

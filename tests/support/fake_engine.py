@@ -120,6 +120,7 @@ class HashRunner:
             "vocab_size": VOCAB,
             "max_positions": self.max_positions,
             "parameters": 0,
+            "weight_bytes": 0,
             "kernel_path": "python",
             "kv_format": "fp32",
             "kv_bytes_per_token": BYTES_PER_TOKEN,
