@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
 from intaglio.cluster.worker import Worker
 from intaglio.config import from_flat
 from intaglio.intake.step_plan import RowPlan, RowResult, SampleSpec, StepPlan, StepResult

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from intaglio.intake.step_plan import SampleSpec
 
 CHUNKS = (1, 2, 5, 16, 33)

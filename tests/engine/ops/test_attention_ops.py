@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+
 from intaglio.compute.attention import BLOCKED_KEYS, attend_fast, attend_tiled, exp_rows, visible
 
 ATTENTIONS = {"fast": attend_fast, "tiled": attend_tiled}

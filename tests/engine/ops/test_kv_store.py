@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from intaglio.compute.attention import attend_fast, attend_tiled
 from intaglio.errors import WorkerError
 from intaglio.state.kv_store import KVStore, PoolGroup

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from intaglio.compute import selftest
 from intaglio.compute.layers import Layout, Linear, RopeTable, inverse_frequencies
 from intaglio.compute.numerics import FastNumerics, InvariantNumerics, choose_layouts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from intaglio.output.random import Purpose, philox4x32, uniform
 from scipy import stats
+
+from intaglio.output.random import Purpose, philox4x32, uniform
 
 ONES = 0xFFFFFFFF
 KNOWN = [

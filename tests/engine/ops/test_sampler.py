@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+
 from intaglio.intake.step_plan import SampleSpec
 from intaglio.output.sampler import choose_token, kept_tokens, sample
-from scipy import stats
 
 WARM = SampleSpec(temperature=1.0)
 

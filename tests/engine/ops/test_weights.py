@@ -7,12 +7,13 @@ import shutil
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
 from intaglio.compute.layers import Layout
 from intaglio.compute.spec import read_spec
 from intaglio.compute.weights import Layouts, load_weights
 from intaglio.errors import ModelError
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
 ROWS = Layouts(Layout.ROWS, Layout.ROWS)
@@ -121,7 +122,7 @@ def test_a_folder_without_weights_or_config_is_refused(checkpoint, tmp_path):
     with pytest.raises(ModelError, match=r"config\.json"):
         read_spec(tmp_path / "m")
     shutil.copy(checkpoint() / "config.json", tmp_path / "m")
-    with pytest.raises(ModelError, match="no .safetensors"):
+    with pytest.raises(ModelError, match=r"no \.safetensors"):
         load(tmp_path / "m")
 
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from intaglio.cluster.runner import Runner
 from intaglio.compute.accounting import step_cost
 from intaglio.compute.spec import read_spec
 from intaglio.config import from_flat
 from intaglio.errors import ConfigError, ModelError, WorkerError
 from intaglio.intake.step_plan import SampleSpec, StepPlan
-from torch.utils.flop_counter import FlopCounterMode
 
 PROMPT = [5, 250, 17, 17, 3, 99, 101, 7, 42, 11, 200, 13, 8, 1, 77, 76, 75, 21, 22]
 GREEDY = SampleSpec(position=19)
