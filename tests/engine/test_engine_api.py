@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from intaglio.config import EngineConfig, Scalar, field_types, from_flat
 from intaglio.engine import Engine
 from intaglio.errors import ConfigError, EmptyPromptError, ModelError, RequestError, SamplingParamsError

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from intaglio.cli import main
 from intaglio.config import parse_overrides
 from intaglio.engine import Engine

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from intaglio.config import Scalar, from_flat
 
 SUPPORT = Path(__file__).resolve().parents[2] / "support"

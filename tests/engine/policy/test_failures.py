@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from intaglio.intake.request import RequestOutput, SamplingParams
 from intaglio.intake.step_plan import RowResult, StepPlan, StepResult
 from intaglio.state.block_pool import BlockState

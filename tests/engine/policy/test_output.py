@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from intaglio.config import from_flat
 from intaglio.errors import RequestError
 from intaglio.intake.request import SamplingParams

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from intaglio.errors import CapacityError
 from intaglio.intake.request import RequestOutput, SamplingParams
 from intaglio.intake.step_plan import StepPlan

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+
 from intaglio.config import from_flat
 from intaglio.errors import CapacityError, PromptTooLongError
 from intaglio.intake.request import SamplingParams, TokenEvent

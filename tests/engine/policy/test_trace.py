@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from intaglio.config import Scalar, from_flat
 from intaglio.intake.request import RequestOutput, SamplingParams
 from intaglio.telemetry import Counters

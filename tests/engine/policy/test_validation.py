@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from intaglio.config import from_flat
 from intaglio.errors import (
     CapacityError,
