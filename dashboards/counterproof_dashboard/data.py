@@ -18,7 +18,6 @@ from counterproof.errors import CounterproofError
 from counterproof.record import canonical, journal, manifest
 from counterproof.record.store import RunKey, Store, StudyPaths, open_store
 from counterproof.record.verify import PLAN_SCHEMA, verify_study
-
 from counterproof_dashboard.liveness import held_by_a_process
 
 RUNNING = "running"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 import streamlit as st
-from counterproof.record.store import Store
 
+from counterproof.record.store import Store
 from counterproof_dashboard import charts, data, findings, frames, headline, overview, theme
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import (

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from counterproof.record import atomic, canonical
 from counterproof.record.journal import Journal
 from counterproof.record.store import StudyPaths

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from counterproof_dashboard.commands import arguments
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -9,6 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
+
 from counterproof_dashboard import charts, curves, theme
 
 SUBTITLE = ["24 sealed timed runs in 6 blocks · 0 lost · 0 failed"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from counterproof.errors import InputError, SetupError
 from counterproof_dashboard import commands
 

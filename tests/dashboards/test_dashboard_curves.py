@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from counterproof_dashboard import axes, curves
-from counterproof_dashboard.curves import MOST_POINTS, POOLED
 from hypothesis import given
 from hypothesis import strategies as st
+
+from counterproof_dashboard import axes, curves
+from counterproof_dashboard.curves import MOST_POINTS, POOLED
 
 finite = st.floats(min_value=1e-3, max_value=1e6)
 

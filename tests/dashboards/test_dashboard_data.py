@@ -13,6 +13,7 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from counterproof_dashboard import data, liveness, overview, samples
 from counterproof_dashboard.data import COMPLETE, LOST, OTHER_SCHEMA, REFUSED, RUNNING
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from counterproof_dashboard import data, differences, findings, frames, headline, overview
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.findings import GUARDRAIL, PRIMARY, Effect

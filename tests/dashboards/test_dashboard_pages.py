@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counterproof_dashboard.commands import APP
 from streamlit.testing.v1 import AppTest
+
+from counterproof_dashboard.commands import APP
 
 GAIN, KILLED = "20260102-030405-kv_cache", "20260103-000000-kv_cache"
 EXPLORATORY, INVALID, UNFINISHED = "20260104-000000-null", "20260105-000000-invalid", "20260106-000000-lost"

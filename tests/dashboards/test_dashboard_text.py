@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from counterproof_dashboard import text
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+
+from counterproof_dashboard import text
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from counterproof.decide.eprocess import BASE_THRESHOLD, e_values, fires
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+
 from counterproof.decide.guardrails import HARM, PASS, UNPROVEN, judge_guardrails
 from counterproof.measure.effects import effect
 

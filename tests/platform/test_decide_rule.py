@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from counterproof.decide.rule import decide
 from counterproof.measure.compare import compare
 from counterproof.measure.load import load_study

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
+
 from counterproof.errors import EvidenceError
 from counterproof.measure.compare import compare
 from counterproof.measure.load import load_study
 from counterproof.record import canonical
-from scipy import stats
 
 SMALL = {"new_tokens": 8, "prompt_tokens": 20}
 

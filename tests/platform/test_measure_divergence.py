@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+
 from counterproof.measure.divergence import Divergence, diverge
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from counterproof.measure.latency import clock_faults, request_latencies, samples, token_gaps
 
 MS = 1_000_000

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from counterproof.measure.percentile import Measured, floor_count, order_interval, percentile, rank
 from scipy import stats
+
+from counterproof.measure.percentile import Measured, floor_count, order_interval, percentile, rank
 
 
 @pytest.mark.parametrize(("p", "n"), [(0.5, 11), (0.9, 64), (0.99, 662), (0.999, 6636)])

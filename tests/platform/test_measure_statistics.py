@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+
 from counterproof.measure.effects import effect
 from counterproof.measure.holm import holm
 from counterproof.measure.interval import log_ratios, t_interval, t_p_value

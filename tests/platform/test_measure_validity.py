@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from counterproof.measure.compare import compare
 from counterproof.measure.load import load_study
 

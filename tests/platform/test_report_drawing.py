@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from counterproof.decide.charts import Curve, ForestRow, ecdf, forest, waterfall
 from counterproof.decide.svg import Scale, Svg, step_path
 from counterproof.decide.words import byte_words, change, number, percent, ratio_words

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from counterproof.decide.report import write
 from counterproof.decide.rule import decide
 from counterproof.errors import EvidenceError

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from counterproof_review.packet import archive, manifest
 from counterproof_review.packet.build import Built, build
 from counterproof_review.packet.errors import PacketError

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from counterproof_review.packet import agreement, judgement, schedule
 from counterproof_review.packet.agreement import agree, controls, estimate
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from counterproof_review.packet import archive
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.reader import Archive

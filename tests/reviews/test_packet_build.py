@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
 from counterproof.errors import EXIT_INPUT, EvidenceError, InputError
 from counterproof.measure.load import load_study
 from counterproof_review.packet import labels, layout, leaks, public

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from counterproof.errors import EXIT_INVALID
 from counterproof_review.packet import layout, leaks
 from counterproof_review.packet.leaks import Lint

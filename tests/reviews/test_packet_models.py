@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from counterproof_review.packet import models
 from counterproof_review.packet.errors import PacketError
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from counterproof.errors import EXIT_INPUT
 from counterproof_review.packet import layout
 

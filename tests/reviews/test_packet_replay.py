@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from counterproof.cli import main
 from counterproof.errors import InputError
 from counterproof.run.child_env import child_environment

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from counterproof.errors import EXIT_SETUP
 from counterproof_review.packet import layout
 from counterproof_review.packet import reader as archive_reader

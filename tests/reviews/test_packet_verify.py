@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from counterproof.errors import EXIT_INVALID
 from counterproof_review.packet import layout, tables
 from counterproof_review.packet.build import Built

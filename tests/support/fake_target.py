@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from counterproof.errors import SetupError
 from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Token
 from counterproof.workload.sealed import SealedRequest

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+
 from counterproof.record import canonical
 from counterproof.workload import sealed
 from counterproof.workload.sealed import SealedRequest

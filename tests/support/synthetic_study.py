@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+
 from counterproof.record import atomic, canonical, manifest
 from counterproof.record.journal import Journal
 from counterproof.record.schema import ARMS, TABLES

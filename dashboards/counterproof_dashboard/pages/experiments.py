@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import streamlit as st
+
 from counterproof_dashboard import cache, data, overview, panels
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import count, plain

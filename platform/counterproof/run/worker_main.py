@@ -15,9 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from intaglio.config import EngineConfig, from_flat
-from intaglio.errors import ConfigError
-
 from counterproof.errors import EXIT_EXECUTION, CounterproofError, InputError
 from counterproof.record import canonical, machine
 from counterproof.run import orphan
@@ -26,6 +23,8 @@ from counterproof.run.spec import RunSpec
 from counterproof.run.targets import registry
 from counterproof.run.targets.protocol import Logits, Target
 from counterproof.workload import sealed
+from intaglio.config import EngineConfig, from_flat
+from intaglio.errors import ConfigError
 
 PROGRESS_FD = 3
 PROGRESS_NS = 250_000_000

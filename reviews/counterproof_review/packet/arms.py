@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from intaglio.config import EngineConfig, Scalar, flatten, from_flat
-from intaglio.errors import ConfigError
-
 from counterproof_review.packet import layout
 from counterproof_review.packet.documents import ARM_SCHEMA
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.models import PREFIX
+from intaglio.config import EngineConfig, Scalar, flatten, from_flat
+from intaglio.errors import ConfigError
 
 # Values that name a model; they hold a digest in a packet and a folder only while a replay runs.
 MODEL_PATHS = ("model", "speculation.draft_model")

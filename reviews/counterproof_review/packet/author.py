@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+
 from counterproof.measure.interval import log_ratios
 from counterproof.measure.load import RunData, StudyData
 from counterproof.measure.metrics import run_value
 from counterproof.record import canonical
 from counterproof.record.schema import REQUESTS
-
 from counterproof_review.packet import layout, tables
 from counterproof_review.packet.documents import SCHEMAS
 

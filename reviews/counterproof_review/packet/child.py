@@ -19,7 +19,6 @@ from counterproof.errors import (
     InputError,
     SetupError,
 )
-
 from counterproof_review.packet.offline import Surroundings
 
 MODULE = "counterproof_review.packet.executor"

@@ -23,9 +23,8 @@ from counterproof.run import assemble, orphan
 from counterproof.run.executor import execute
 from counterproof.run.machine_lock import machine_lock
 from counterproof.run.spec import RunSpec
-from intaglio.config import from_flat
-
 from counterproof_review.packet import guard
+from intaglio.config import from_flat
 
 TASK = "task.json"
 ESTIMATES = "estimates.json"

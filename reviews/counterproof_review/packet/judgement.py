@@ -11,7 +11,6 @@ from itertools import combinations
 from typing import Any
 
 from counterproof.measure.interval import log_ratios
-
 from counterproof_review.packet import agreement
 from counterproof_review.packet.agreement import Agreement, Estimate
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from counterproof.workload.sealed import SealedRequest
-
 from counterproof_review.packet import code_lock, layout, models, surroundings
 from counterproof_review.packet.documents import SCHEMAS
 from counterproof_review.packet.models import ModelLock

@@ -15,8 +15,6 @@ from typing import Any
 
 from counterproof.errors import InputError
 from counterproof.record import atomic, canonical, code_identity, environment
-from intaglio.models import catalogue
-
 from counterproof_review.packet import (
     code_lock,
     extract,
@@ -36,6 +34,7 @@ from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.executor import ESTIMATES, TASK
 from counterproof_review.packet.reader import Archive
 from counterproof_review.packet.verify import Verification, verify
+from intaglio.models import catalogue
 
 SCHEMA = "replication-replay/1"
 RECORD = "replay.json"

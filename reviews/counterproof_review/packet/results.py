@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+
 from counterproof.measure.interval import log_ratios
 from counterproof.measure.latency import COLUMNS, samples
 from counterproof.measure.metrics import summarise
 from counterproof.record.schema import ARMS
-
 from counterproof_review.packet import layout, tables
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.reader import Archive

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from counterproof.errors import EXIT_INPUT, InputError, RefusedError
 from counterproof.plan import locate, overrides, schema
 from counterproof.plan.compose import compose

@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import pytest
+
 from counterproof.errors import InputError, RefusedError
 from counterproof.plan import checks
 from counterproof.plan.compose import compose

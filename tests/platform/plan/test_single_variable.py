@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from counterproof.errors import InputError, RefusedError
 from counterproof.plan import prereg
 from counterproof.plan.factor import effective_exceptions

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from counterproof.record import code_identity
 from counterproof.record.store import Store, StudyPaths, open_store
 from counterproof.run.register import StudyRequest, register

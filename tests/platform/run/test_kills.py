@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from counterproof.record import canonical, journal, manifest
 from counterproof.record.store import StudyPaths
 from counterproof.record.verify import verify_study

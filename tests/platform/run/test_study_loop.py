@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from counterproof.errors import EvidenceError, ExecutionError, InputError, RefusedError, SetupError
 from counterproof.measure.load import load_study
 from counterproof.record import canonical, journal, manifest

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from counterproof.errors import EvidenceError, InputError
 from counterproof.plan import prereg
 from counterproof.plan.schema import WorkloadConfig
