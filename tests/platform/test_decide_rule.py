@@ -234,6 +234,13 @@ def test_a_decision_is_plain_data_and_the_same_every_time(good: Judged) -> None:
         ({"blocks": 1}, "1 evidence invalid", "HOLD"),
         ({"wrong_requests": 1}, "2 hard limit", "ROLLBACK"),
         ({"equivalence_differs": True}, "2 hard limit", "ROLLBACK"),
+        ({"blocks": 1, "crashed": ((0, "candidate"),)}, "2 hard limit", "ROLLBACK"),
+        ({"blocks": 1, "crashed": ((0, "baseline"),)}, "5 blocks left", "CONTINUE"),
+        (
+            {"blocks": 1, "crashed": ((0, "candidate"),), "crash_reason": "CUDA out of memory"},
+            "2 hard limit",
+            "ROLLBACK",
+        ),
         ({"prefill_ratio": 1.5}, "3 harm", "ROLLBACK"),
         ({"decode_ratio": 1.0}, "6 hold", "HOLD"),
         ({"missing": ((5, "again"),)}, "5 blocks left", "CONTINUE"),
