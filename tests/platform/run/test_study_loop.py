@@ -293,3 +293,28 @@ def test_the_plan_seals_workloads_and_predicts_the_price(new_study: NewStudy) ->
     assert plan["candidates_tried"] == 1
     second = canonical.read_json(new_study(name="t").plan)
     assert second["candidates_tried"] == 2
+
+
+def test_a_study_that_was_stopped_early_stays_stopped(new_study: NewStudy, runner_of: RunnerOf) -> None:
+    paths = new_study("study.equivalence_requests=0")
+    runner = runner_of(paths)
+    asked: list[int] = []
+
+    def stop(block: int) -> bool:
+        asked.append(block)
+        return True
+
+    runner.run_missing(stop)
+    assert asked == [0]
+    assert kinds(paths)[-1] == "stopped_early"
+    assert {place.block for place in runner.missing()} == {1}
+    runner.run_missing()
+    assert {place.block for place in runner.missing()} == {1}
+    verify_study(paths.folder)
+
+
+def test_a_registration_that_was_cut_off_is_no_study(new_study: NewStudy, opened: Any) -> None:
+    paths = new_study()
+    paths.folder.rename(opened.studies / ".new-s-123")
+    assert opened.study_folders() == []
+    assert new_study().plan.is_file()
