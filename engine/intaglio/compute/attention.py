@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 QUERY_TILE = 16
 KEY_TILE = 64
-BLOCKED_QUERIES = 32
+BLOCKED_QUERIES = 64
 # Above this many keys a block of scores no longer fits the caches, and the library's kernel is used.
 BLOCKED_KEYS = 2048
 # torch's elementwise kernels run serially below this many elements, so that no split can move a vector tail.
