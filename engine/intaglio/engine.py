@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from intaglio import loading
 from intaglio.config import EngineConfig, Scalar
-from intaglio.errors import DuplicateRequestError, IntaglioError, RequestError
+from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
 from intaglio.intake import admission, validation
 from intaglio.intake.request import Prompt, RequestOutput, SamplingParams, TokenEvent
 from intaglio.intake.scheduler import Scheduler, SchedulerLimits
 from intaglio.intake.validation import RequestLimits
 from intaglio.output.stream import OutputHub
+from intaglio.output.token_stream import TokenStream
 from intaglio.state.block_pool import BlockPools
 from intaglio.stepping import Stepper
 from intaglio.telemetry import Telemetry
@@ -31,6 +32,10 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, *, loaded: loading.Loaded | None = None) -> None:
+        if not isinstance(config, EngineConfig):
+            raise ConfigError(
+                f"config must be an EngineConfig, not {type(config).__name__}; e.g. EngineConfig(model='tiny')"
+            )
         self._config = config.validate()
         self._loaded = loaded or loading.load(config)
         facts = self._loaded.facts
@@ -59,6 +64,9 @@ class Engine:
             delay_us=config.inject.step_delay_us,
         )
         self._made_ids = 0
+        self._dropped: deque[str] = (
+            deque()
+        )  # requests whose stream was dropped unread; aborted at the next step
         self._closed = False
         self._note_fallbacks()
 
@@ -91,7 +99,7 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """End a request now, whatever it is doing. False if it is not live (it may just have ended)."""
         with self._lock:
-            sequence = self._scheduler.get(request_id)
+            sequence = self._scheduler.get(request_id) if isinstance(request_id, str) else None
             if sequence is None:
                 return False
             step, phase = sequence.in_flight, sequence.phase
@@ -110,6 +118,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
+        self._abort_dropped()
         with self._lock:
             return self._scheduler.has_work or self._hub.undelivered
 
@@ -121,14 +130,15 @@ class Engine:
         with self._lock:
             return self._hub.collect()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Admit a request and yield its events, driving the engine. Closing the iterator aborts the request.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
+        """Admit a request and iterate over its events, driving the engine. Closing the stream, or dropping it,
+        aborts the request.
 
         The request is admitted (or refused) by this call, not by the first iteration.
         """
         queue: deque[TokenEvent] = deque()
         request_id = self._admit(prompt, params, None, False, time.perf_counter_ns(), queue)
-        return self._events(request_id, queue)
+        return TokenStream(request_id, queue, self._advance, self.abort, self._dropped.append)
 
     def generate(
         self,
@@ -228,17 +238,9 @@ class Engine:
             self._closed = True
             self._loaded.runner.close()
 
-    def _events(self, request_id: str, queue: deque[TokenEvent]) -> Iterator[TokenEvent]:
-        try:
-            while True:
-                while queue:
-                    event = queue.popleft()
-                    yield event
-                    if event.finish_reason is not None:
-                        return
-                self._advance(queue)
-        finally:
-            self.abort(request_id)
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self.abort(self._dropped.popleft())
 
     def _advance(self, queue: deque[TokenEvent] | None = None) -> None:
         """One step. A reader whose queue was filled by closing the engine meanwhile reads on instead."""
@@ -246,6 +248,7 @@ class Engine:
             if queue and self._closed:
                 return
             self._check_open()
+            self._abort_dropped()
             self._stepper.step()
 
     def _admit(
@@ -258,6 +261,7 @@ class Engine:
         queue: deque[TokenEvent] | None,
     ) -> str:
         try:
+            validation.check_options(return_logits, enqueued_ns, time.perf_counter_ns())
             ready = admission.prepare(prompt, params, self._loaded.codec, self._limits)
             with self._lock:
                 self._check_open()

@@ -59,12 +59,21 @@ def pair(
 ) -> list[tuple[Prompt, SamplingParams | None]]:
     """One (prompt, params) per request. A string or a list of token ids is a single prompt.
 
-    Raises RequestError when prompts and params differ in number.
+    Raises RequestError when prompts or params are no sequences, or differ in number.
     """
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts must be text, a list of token ids or a list of those, not {type(prompts).__name__}",
+            field="prompt",
+        )
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     each = cast(list[Prompt], [prompts] if single else list(prompts))
     if params is None or isinstance(params, SamplingParams):
         return [(prompt, params) for prompt in each]
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise RequestError(
+            f"params must be SamplingParams or a list of them, not {type(params).__name__}", field="params"
+        )
     if len(params) != len(each):
         raise RequestError(
             f"{len(each)} prompts come with {len(params)} params; give one each", field="params"
