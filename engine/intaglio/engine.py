@@ -38,17 +38,15 @@ class Engine:
             )
         self._config = config.validate()
         self._loaded = loaded or loading.load(config)
-        facts = self._loaded.facts
         self.tokenizer: Any = self._loaded.codec
         self._telemetry = Telemetry()
         self.trace = Trace(self._telemetry.counters, enabled=config.trace.enabled)
-        self._pools = self._make_pools()
-        self._limits = RequestLimits(
-            vocab_size=facts.vocab_size,
-            max_model_len=loading.max_model_len(config, facts),
-            capacity=self._pools.capacity_tokens if self._pools else config.scheduler.token_budget,
-            use_cache=self._pools is not None,
-        )
+        try:
+            self._pools = self._make_pools()
+            self._limits = self._request_limits()
+        except BaseException:
+            self._loaded.runner.close()
+            raise
         self._scheduler = Scheduler(self._scheduler_limits(), self._pools, self._telemetry)
         self._hub = OutputHub(self._loaded.codec, self._telemetry)
         self._lock = threading.RLock()  # guards all state; never held while a step computes
@@ -313,6 +311,15 @@ class Engine:
         pools = BlockPools(loading.pool_groups(self._config, self._loaded.facts))
         self._loaded.runner.configure_kv(pools.total)
         return pools
+
+    def _request_limits(self) -> RequestLimits:
+        pools, facts = self._pools, self._loaded.facts
+        return RequestLimits(
+            vocab_size=facts.vocab_size,
+            max_model_len=loading.max_model_len(self._config, facts),
+            capacity=pools.capacity_tokens if pools else self._config.scheduler.token_budget,
+            use_cache=pools is not None,
+        )
 
     def _scheduler_limits(self) -> SchedulerLimits:
         scheduler = self._config.scheduler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +26,22 @@ SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 def test_what_is_no_configuration_is_a_configuration_error(config: Any) -> None:
     with pytest.raises(ConfigError, match="must be"):
         Engine(config)
+
+
+@pytest.mark.parametrize(
+    "values", [{"scheduler.max_model_len": 5000}, {"kv_cache.memory_mib": 1, "kv_cache.block_tokens": 1024}]
+)
+def test_a_configuration_that_does_not_fit_the_model_lets_its_workers_go(
+    fake: ModuleType, values: dict[str, int]
+) -> None:
+    class Wide(fake.HashRunner):  # type: ignore[misc,name-defined]
+        def describe(self) -> dict[str, Any]:
+            return {**super().describe(), "kv_bytes_per_token": (1024, 1024)}
+
+    runner = Wide(4)
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        fake.make_engine(from_flat(values), runner)
+    assert runner.closed
 
 
 @pytest.mark.parametrize("path", [5, None, b"dtype", ("dtype",)])
