@@ -117,7 +117,11 @@ def _generate(args: argparse.Namespace, overrides: list[str]) -> int:
     with Engine(config) as engine:
         prompt: Prompt = _chat(engine, text, args.system) if args.chat else text
         stats = _Stats()
-        _show(engine.stream(prompt, params), sys.stdout, stats)
+        stream = engine.stream(prompt, params)
+        if lost := engine.tokenizer.unencodable(text + (args.system or "")):
+            note = f"the model has no token for {lost!a}; it reads the prompt without"
+            print(f"intaglio: note: {note}", file=sys.stderr)
+        _show(stream, sys.stdout, stats)
         _report_notes(engine, sys.stderr)
         if args.stats:
             print(stats.line(engine, params), file=sys.stderr)

@@ -276,6 +276,8 @@ class Engine:
                     self._hub.subscribe(name, queue)
                 self._scheduler.add(name, ready.prompt, ready.params, ready.seed, want_logits=return_logits)
                 self._telemetry.counters.add("requests_admitted")
+                if ready.lost:
+                    self._telemetry.event("characters_lost", request_id=name, characters=ascii(ready.lost))
                 self.trace.opened(name, enqueued_ns, ready.tokenized, len(ready.prompt))
                 return name
         except RequestError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -221,3 +223,21 @@ def test_a_closed_or_full_stream_is_one_line_and_no_traceback(
     assert done.stderr.startswith("intaglio: error: ")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_a_character_without_a_token_is_noted(
+    tiny_model: Path, capsys: Capture, tmp_path: Path, chat: list[str]
+) -> None:
+    """A byte-level vocabulary of a restricted alphabet, like SmolLM2's, leaves such characters out."""
+    shutil.copytree(tiny_model, tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    vocab = document["model"]["vocab"]
+    vocab["unused"] = vocab.pop("\u0104")  # the byte 4
+    path.write_text(json.dumps(document))
+    for prompt in ("a\x04b", "ab"):
+        assert main(command(tmp_path / "m", *chat, "--max-tokens", "3", "--prompt", prompt)) == 0
+        notes = capsys.readouterr().err
+        assert ("no token for '\\x04'" in notes) == ("\x04" in prompt)
+        assert len(notes.splitlines()) == ("\x04" in prompt)

@@ -15,19 +15,23 @@ from intaglio.intake.validation import RequestLimits
 
 
 class Encoder(Protocol):
-    """Text to token ids."""
+    """Text to token ids. unencodable: the characters that `encode` has to leave out."""
 
     def encode(self, text: str) -> list[int]: ...
+
+    def unencodable(self, text: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Admissible:
-    """A checked request. tokenized: when tokenising began and ended (ns), None for a prompt of token ids."""
+    """A checked request. tokenized: when tokenising began and ended (ns), None for a prompt of token ids.
+    lost: the characters of the prompt that the vocabulary lacks."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
     tokenized: tuple[int, int] | None
+    lost: str = ""
 
 
 def prepare(
@@ -39,7 +43,8 @@ def prepare(
     validation.check_fit(len(ids), checked.max_tokens, limits)
     # Drawn even for greedy requests, so that the output always names the seed it would repeat with.
     seed = secrets.randbits(63) if checked.seed is None else checked.seed
-    return Admissible(ids, checked, seed, tokenized)
+    lost = encoder.unencodable(prompt) if isinstance(prompt, str) else ""
+    return Admissible(ids, checked, seed, tokenized, lost)
 
 
 def _prompt_ids(

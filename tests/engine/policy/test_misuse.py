@@ -152,3 +152,12 @@ def test_an_id_used_again_while_its_aborted_request_is_in_flight_keeps_its_own_t
         at += span.wall_ns
     assert at == output.done_ns
     assert [span.tokens for span in own if span.phase in ("prefill", "decode")] == [3, 1, 1]
+
+
+def test_characters_that_the_vocabulary_lacks_are_told(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+    monkeypatch.setattr(type(engine.tokenizer), "unencodable", lambda self, text: "b" if "b" in text else "")
+    first, second, third = engine.generate(["abc", "acd", [97, 98]], SHORT)
+    events = [event for event in engine.drain_events() if event["kind"] == "characters_lost"]
+    assert [(event["request_id"], event["characters"]) for event in events] == [(first.request_id, "'b'")]
+    assert [output.finish_reason for output in (first, second, third)] == ["length"] * 3
