@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ _EPILOG = """examples:
   counterproof list
   counterproof report kv_cache-20260102-030405 --open
 """
+# Errors of the place that is written to, not of the program.
+_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _OWN = ("run", "resume", "step", "list", "show", "diff", "report", "index", "doctor", "models")
 
 
@@ -56,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has left; leave without a complaint of the interpreter's.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_EXECUTION
+    except OSError as error:
+        if error.errno not in _PLACE:
+            traceback.print_exc()
+            return EXIT_EXECUTION
+        print(f"error: {error}", file=sys.stderr)
+        print("  free some room, or set COUNTERPROOF_STORE to a folder that can be written", file=sys.stderr)
+        return EXIT_SETUP
     except Exception:
         # Not one of ours: a defect. Python's own exit code 1 would read as evidence against a candidate.
         traceback.print_exc()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_OK = 0
 EXIT_AGAINST = 1
 EXIT_INPUT = 2
@@ -41,6 +44,12 @@ class ExecutionError(CounterproofError):
     """A run failed although its input and set-up were right."""
 
     exit_code = EXIT_EXECUTION
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> list[str]:
+    """One line that names the nearest of `known`, for an error's details; no line when none is near."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return [f"did you mean {' or '.join(near)}?"] if near else []
 
 
 class EvidenceError(CounterproofError):

@@ -18,6 +18,7 @@ from counterproof.errors import EvidenceError
 from counterproof.measure.compare import compare
 from counterproof.measure.load import load_study
 from counterproof.record import atomic
+from counterproof.record.journal import Journal
 
 SMALL: dict[str, Any] = {"new_tokens": 6, "prompt_tokens": 16}
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `rm` & \u202e"
@@ -42,8 +43,10 @@ def judge(folder: Path) -> tuple[str, str]:
     """Compare, decide, render; the HTML and the Markdown."""
     study = load_study(folder)
     comparison = compare(study)
-    atomic.write_json(folder / "comparison.json", comparison)
-    atomic.write_json(folder / "decision.json", decide(study.plan, comparison))
+    journal = Journal(folder / "journal.jsonl")
+    journal.append("compared", sha256=atomic.write_json(folder / "comparison.json", comparison))
+    decision = decide(study.plan, comparison)
+    journal.append("decided", sha256=atomic.write_json(folder / "decision.json", decision))
     written = write(folder)
     return written.html.read_text(encoding="utf-8"), written.markdown.read_text(encoding="utf-8")
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import yaml
 
-from counterproof.commands import console
-from counterproof.errors import EXIT_AGAINST, EXIT_OK, CounterproofError, InputError
-from counterproof.record import canonical, journal
+from counterproof.commands import console, outcome
+from counterproof.decide.headline import headline
+from counterproof.errors import EXIT_AGAINST, EXIT_OK, CounterproofError, InputError, did_you_mean
+from counterproof.record import canonical
 from counterproof.record.difference import Difference, differences
 from counterproof.record.store import RunKey, StudyPaths, open_store
-from counterproof.record.verify import SealedRun, VerifiedStudy, verify_study
+from counterproof.record.verify import SealedRun, VerifiedStudy, check_outcome, verify_plan, verify_study
 from counterproof.run import judge, places
 
 
@@ -63,15 +64,18 @@ def _list(_args: argparse.Namespace) -> int:
 
 def _row(paths: StudyPaths) -> tuple[str, ...]:
     try:
-        plan = canonical.read_json(paths.plan)
-        events = journal.read(paths.journal).events
+        plan, _, content = verify_plan(paths)
+        events = content.events
+        check_outcome(paths, events)
         total, done = len(places.places(plan)), len(places.done(events))
         valid, decision = "", ""
         if paths.decision.is_file() and paths.comparison.is_file():
             valid = "valid" if canonical.read_json(paths.comparison)["valid"] else "invalid"
             decision = canonical.read_json(paths.decision)["decision"]
-    except (CounterproofError, KeyError, TypeError) as error:
-        return (paths.name, "", "", f"unreadable: {error}", "", "")
+    except CounterproofError as error:
+        return (paths.name, "", "", f"REFUSED: {error}", "", "")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return (paths.name, "", "", f"REFUSED: its files do not have the expected form: {error!r}", "", "")
     kind = f"{plan['experiment']}{' (exploratory)' if plan['exploratory'] else ''}"
     return (paths.name, kind, f"{done}/{total}", valid, decision, plan["created_utc"][:16])
 
@@ -84,6 +88,7 @@ def _show(args: argparse.Namespace) -> int:
         _show_run(study, run)
         return EXIT_OK
     plan = study.plan
+    _show_outcome(paths, plan)
     print(f"{plan['study']}: {plan['question']}")
     for change in plan["diff"]:
         print(f"  varies {Difference(change['path'], change['baseline'], change['candidate'])}")
@@ -113,10 +118,16 @@ def _show(args: argparse.Namespace) -> int:
     missing = [place for place in places.places(plan) if place not in places.done(study.journal)]
     if missing:
         print(f"{len(missing)} runs are missing; to go on: counterproof resume {paths.name}")
-    if paths.decision.is_file():
-        decision = canonical.read_json(paths.decision)
-        print(f"{decision['decision']}: {decision['because']}\n{paths.folder / 'report.html'}")
     return EXIT_OK
+
+
+def _show_outcome(paths: StudyPaths, plan: dict[str, Any]) -> None:
+    """What was found, first: the rest is for whoever wants to check it."""
+    if not (paths.comparison.is_file() and paths.decision.is_file()):
+        return
+    found = judge.Judgement(canonical.read_json(paths.comparison), canonical.read_json(paths.decision))
+    words = headline(plan, found.comparison, found.decision)
+    print(f"{words.finding}\n{words.advice}\n\n{outcome.summary(paths, found, None)}\n")
 
 
 def _show_run(study: VerifiedStudy, name: str) -> None:
@@ -155,6 +166,11 @@ def _read_side(text: str) -> dict[str, Any]:
     plan = study.plan
     arm = rest or "baseline"
     run: SealedRun | None
+    if arm not in plan["arms"] and not RunKey.is_name(arm):
+        raise InputError(
+            f"'{arm}' is neither an arm nor a run of {study.paths.name}",
+            details=[*did_you_mean(arm, plan["arms"]), f"arms: {', '.join(plan['arms'])}"],
+        )
     if arm in plan["arms"]:
         run = next((run for run in study.runs if run.key.arm == arm and run.key.block is not None), None)
     else:
@@ -190,8 +206,11 @@ def _find_run(study: VerifiedStudy, name: str) -> SealedRun:
     for run in study.runs:
         if run.folder.name == name:
             return run
-    known = ", ".join(run.folder.name for run in study.runs) or "none"
-    raise InputError(f"{study.paths.name} has no sealed run '{name}'", details=[f"sealed runs: {known}"])
+    known = [run.folder.name for run in study.runs]
+    raise InputError(
+        f"{study.paths.name} has no sealed run '{name}'",
+        details=[*did_you_mean(name, known), f"sealed runs: {', '.join(known) or 'none'}"],
+    )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

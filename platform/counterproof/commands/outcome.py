@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.commands import console, plugins
+from counterproof.decide.words import check_words
 from counterproof.errors import EXIT_AGAINST, EXIT_INVALID, EXIT_OK
 from counterproof.measure.compare import primary_key
 from counterproof.record import views
@@ -123,7 +124,7 @@ def _memory(comparison: Mapping[str, Any]) -> str:
         for arm in ("baseline", "candidate")
     }
     registered = comparison["memory"].get("registered_bytes")
-    peaks = [console.number(max(v), "bytes") if v else "not measured" for v in values.values()]
+    peaks = [f"{max(v):,.0f} bytes" if v else "not measured" for v in values.values()]
     price = "" if registered is None else f" (registered beforehand: {registered:,} bytes)"
     return f"KV peak {peaks[0]} -> {peaks[1]}{price}"
 
@@ -137,8 +138,12 @@ def _next(paths: StudyPaths, decision: Mapping[str, Any], packet: PacketOutcome 
 
 
 def _invalid(comparison: Mapping[str, Any]) -> str:
-    failed = [f"{c['check']}: {c['detail']}" for c in comparison["validity"] if c["passed"] is False]
-    unknown = [f"{c['check']}: {c['detail']}" for c in comparison["validity"] if c["passed"] is None]
+    failed = [
+        f"{check_words(c['check'])}: {c['detail']}" for c in comparison["validity"] if c["passed"] is False
+    ]
+    unknown = [
+        f"{check_words(c['check'])}: {c['detail']}" for c in comparison["validity"] if c["passed"] is None
+    ]
     return "; ".join(failed or unknown) or "no check passed"
 
 

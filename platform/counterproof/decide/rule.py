@@ -33,7 +33,7 @@ def decide(
 ) -> dict[str, Any]:
     """The decision of a study as decision.json holds it.
 
-    `context`, all optional: now_utc (else the plan's date), serving (the change serves already), replication
+    `context`, all optional: now_utc (else the plan's date), evidence_utc (when the last run was sealed), serving (the change serves already), replication
     {"verdict"}, counterexamples {"open"}, drill {"passed", "age_days", "seconds"}. What is absent never helps.
     """
     known = dict(context or {})
@@ -42,7 +42,8 @@ def decide(
     trace = _trace(plan, comparison, known, rails, primary)
     fired = next(step for step in trace if step["fired"])
     now = str(known.get("now_utc") or plan.get("created_utc"))
-    expires = _expiry(now)
+    # Judging old evidence again makes it no younger.
+    expires = _expiry(str(known.get("evidence_utc") or now))
     return {
         "schema": SCHEMA,
         "study": plan["study"],

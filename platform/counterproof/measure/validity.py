@@ -212,7 +212,7 @@ def check_client_queue(study: StudyData) -> Check:
     return Check(
         "client_queue",
         worst < CLIENT_QUEUE_SHARE,
-        f"at most {100 * worst:.2f} % of TTFT p50 ({where})",
+        f"{100 * worst:.2f} % of TTFT p50, limit {100 * CLIENT_QUEUE_SHARE:g} % ({where})",
         facts,
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -61,7 +62,7 @@ def compose(experiment: str, tokens: Sequence[str], folder: Path | None = None) 
         _refuse_calls(experiment, unresolved)
         resolved = dict(flatten(OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)))
         config = _typed(tree, experiment)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise InputError(f"{experiment} cannot be composed: {lines[0]}", details=lines[1:6]) from None
     _check(config)

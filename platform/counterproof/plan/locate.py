@@ -6,7 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from counterproof.errors import InputError, SetupError
+from counterproof.errors import InputError, SetupError, did_you_mean
 
 VARIABLE = "COUNTERPROOF_EXPERIMENTS"
 INSTALLED = "counterproof_experiments"
@@ -43,7 +43,10 @@ def check_experiment(folder: Path, name: str) -> None:
     """Raise InputError that lists the experiments, unless `name` is one of them."""
     names = experiment_names(folder)
     if name not in names:
-        raise InputError(f"there is no experiment '{name}'", details=[f"there are: {', '.join(names)}"])
+        raise InputError(
+            f"there is no experiment '{name}'",
+            details=[*did_you_mean(name, names), f"there are: {', '.join(names)}"],
+        )
 
 
 def group_options(folder: Path, group: str) -> list[str] | None:

@@ -6,6 +6,7 @@ is `path=value` with a value of exactly the declared type, given once, or it is 
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -140,4 +141,5 @@ def _check_type(key: str, value: Any, allowed: tuple[type, ...]) -> None:
 def _hint(key: str, types: dict[str, tuple[type, ...]]) -> str:
     leaf = key.split(".")[-1]
     near = [path for path in types if path.split(".")[-1] == leaf or path.startswith(f"{key}.")]
+    near = near or difflib.get_close_matches(key, list(types), n=3, cutoff=0.75)
     return f"; did you mean {', '.join(near[:6])}?" if near else ""

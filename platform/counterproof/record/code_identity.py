@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ PACKAGES = (
     "counterproof_experiments",
 )
 GIT_SECONDS = 60.0
+# These would make git speak of another checkout than the one it is asked about (hooks set them).
+_ELSEWHERE = frozenset(
+    {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE"}
+)
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,47 @@ class CodeIdentity:
 
 
 def identify(start: Path | None = None) -> CodeIdentity:
-    """Identity of the code beside `start` (default: this package). Raises SetupError when git fails midway."""
+    """Identity of the code beside `start` (default: this package, and then all packages must lie in one checkout).
+
+    Raises SetupError when git fails midway, or when some package would be imported from elsewhere: a commit
+    that does not hold the measured code must not stand for it.
+    """
     here = start or Path(__file__).resolve().parents[1] / "__init__.py"
     root = _checkout(here)
     lock = installed_sha256()
     if root is None:
         return CodeIdentity("files", f"files:{_files_sha256()}", lock_sha256=lock)
+    if start is None:
+        _check_one_place(root)
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     names = _changed(root)
     digest = _dirty_sha256(root) if names else ""
     return CodeIdentity("git", commit, digest, names, lock)
+
+
+def origins() -> dict[str, str]:
+    """From which folder this process imports each of the project's packages."""
+    specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
+    return {
+        name: str(Path(spec.origin).resolve().parent)
+        for name, spec in specs.items()
+        if spec is not None and spec.origin is not None
+    }
+
+
+def check_origins(expected: Mapping[str, str]) -> None:
+    """Raise SetupError when this process imports a package from elsewhere than `expected` says."""
+    found = origins()
+    moved = [
+        f"{name}: {found.get(name, 'nowhere')}, not {place}"
+        for name, place in sorted(expected.items())
+        if found.get(name) != place
+    ]
+    if moved:
+        raise SetupError(
+            "the measured process would import other code than the harness",
+            details=[*moved, "start counterproof from the environment in which it is installed"],
+        )
 
 
 def installed_sha256() -> str:
@@ -84,6 +120,20 @@ def _checkout(here: Path) -> Path | None:
     if _try_git(root, "rev-parse", "--verify", "HEAD") is None:
         return None
     return root
+
+
+def _check_one_place(root: Path) -> None:
+    strangers = [
+        f"{name}: {place}" for name, place in origins().items() if not Path(place).is_relative_to(root)
+    ]
+    if strangers:
+        raise SetupError(
+            f"not all packages come from the checkout {root}, so its commit does not name the measured code",
+            details=[
+                *strangers,
+                "install the checkout (pip install -e .), or name all its source roots in PYTHONPATH",
+            ],
+        )
 
 
 def _changed(root: Path) -> tuple[str, ...]:
@@ -121,7 +171,11 @@ def _try_git(folder: Path, *arguments: str) -> bytes | None:
             capture_output=True,
             timeout=GIT_SECONDS,
             check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            env={
+                **{name: value for name, value in os.environ.items() if name not in _ELSEWHERE},
+                "GIT_OPTIONAL_LOCKS": "0",
+                "LC_ALL": "C",
+            },
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

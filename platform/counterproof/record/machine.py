@@ -15,7 +15,7 @@ from counterproof.record import canonical
 
 # Variables that can change what or how fast the engine computes. Values are hashed: they may hold paths.
 VARIABLES = re.compile(
-    r"(CUDA_|NCCL_|OMP_|MKL_|OPENBLAS_|KMP_|GOMP_|TORCH|PYTORCH_|HF_|TOKENIZERS_PARALLELISM|LD_PRELOAD"
+    r"(CUDA_|NCCL_|OMP_|MKL_|OPENBLAS_|KMP_|GOMP_|TORCH|PYTORCH_|HF_|TOKENIZERS_PARALLELISM|LD_(PRELOAD|LIBRARY_PATH)"
     r"|MALLOC_|PYTHONHASHSEED|INTAGLIO_(?!MODELS))"
 )
 _GPU_FIELDS = ("uuid", "name", "driver_version", "power.limit", "mig.mode.current", "ecc.mode.current")

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterproof.errors import InputError, SetupError
+from counterproof.errors import InputError, SetupError, did_you_mean
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _RUN = re.compile(r"(?P<block>\d{2,}|eq)-(?P<arm>[a-z][a-z_]*)-(?P<attempt>\d+)")
@@ -30,6 +30,11 @@ class RunKey:
         """The run folder's name, e.g. `00-baseline-1` or `eq-candidate-1`."""
         block = "eq" if self.block is None else f"{self.block:02d}"
         return f"{block}-{self.arm}-{self.attempt}"
+
+    @staticmethod
+    def is_name(text: str) -> bool:
+        """Whether `text` has the form of a run's name."""
+        return _RUN.fullmatch(text) is not None
 
     @staticmethod
     def parse(name: str) -> RunKey:
@@ -74,6 +79,11 @@ class StudyPaths:
     @property
     def decision(self) -> Path:
         return self.folder / "decision.json"
+
+    @property
+    def reports(self) -> tuple[Path, Path]:
+        """The report for a browser and the one for a terminal: views of comparison and decision."""
+        return self.folder / "report.html", self.folder / "report.md"
 
     @property
     def lock(self) -> Path:
@@ -126,7 +136,10 @@ class Store:
             known = [path.name for path in self.study_folders()]
             raise InputError(
                 f"there is no study '{name}' in {self.root}",
-                details=[f"known: {', '.join(known)}" if known else "no study was recorded yet"],
+                details=[
+                    *did_you_mean(name, known),
+                    f"known: {', '.join(known)}" if known else "no study was recorded yet",
+                ],
             )
         return paths
 

@@ -54,7 +54,7 @@ def verify_study(folder: Path) -> VerifiedStudy:
     runs = [verify_run(paths, name, plan, plan_sha256, event) for name, event in sealed.items()]
     _check_places(runs)
     _check_workloads(paths, plan)
-    _check_outcome(paths, content.events)
+    check_outcome(paths, content.events)
     return VerifiedStudy(paths, plan, plan_sha256, content.events, content.head, tuple(runs))
 
 
@@ -147,8 +147,29 @@ def _check_workloads(paths: StudyPaths, plan: dict[str, Any]) -> None:
             raise EvidenceError(f"workloads/{name} was changed after the study started")
 
 
-def _check_outcome(paths: StudyPaths, events: tuple[dict[str, Any], ...]) -> None:
+def check_outcome(paths: StudyPaths, events: tuple[dict[str, Any], ...]) -> None:
+    """Raise EvidenceError for a comparison, decision or report that is not what the journal says was written.
+
+    A missing one is no fault: it can be made again from the records.
+    """
+    last = {event["kind"]: event for event in events}
     for kind, path in (("compared", paths.comparison), ("decided", paths.decision)):
-        written = [event for event in events if event["kind"] == kind]
-        if written and path.is_file() and canonical.sha256_file(path) != written[-1]["sha256"]:
-            raise EvidenceError(f"{path.name} of {paths.name} was changed after it was written")
+        if path.is_file():
+            _check_written(paths, path, last[kind]["sha256"] if kind in last else None)
+    reported = last.get("reported")
+    if reported is None or reported["seq"] < last["decided"]["seq"]:
+        # Cut off between writing the reports and saying so.
+        return
+    for path in paths.reports:
+        if path.is_file():
+            _check_written(paths, path, reported["files"].get(path.name))
+
+
+def _check_written(paths: StudyPaths, path: Path, registered: str | None) -> None:
+    if registered is None:
+        raise EvidenceError(f"{path.name} of {paths.name} was not written by the harness: no event names it")
+    if canonical.sha256_file(path) != registered:
+        raise EvidenceError(
+            f"{path.name} of {paths.name} was changed after it was written",
+            details=[f"to make it anew from the records: delete it, then counterproof report {paths.name}"],
+        )

@@ -67,7 +67,7 @@ def _verified(store: Store) -> tuple[list[VerifiedStudy], list[tuple[str, str]]]
             studies.append(verify_study(folder))
         except EvidenceError as error:
             refused.append((folder.name, str(error)))
-        except (CounterproofError, KeyError, TypeError) as error:
+        except (CounterproofError, LookupError, TypeError, ValueError, AttributeError) as error:
             refused.append((folder.name, f"its files do not have the expected form: {error!r}"))
     return studies, refused
 

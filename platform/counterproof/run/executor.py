@@ -23,6 +23,7 @@ from counterproof.errors import (
     InputError,
     SetupError,
 )
+from counterproof.record import code_identity
 from counterproof.run.child_env import child_environment
 from counterproof.run.spec import RunSpec
 from counterproof.run.worker_main import PROGRESS_FD
@@ -75,7 +76,12 @@ def execute(
 @contextlib.contextmanager
 def _worker(spec: RunSpec, folder: Path, environment: dict[str, str]) -> Iterator[_Child]:
     reading, writing = os.pipe()
-    stamped = replace(spec, parent_pid=os.getpid(), spawned_ns=time.perf_counter_ns())
+    stamped = replace(
+        spec,
+        parent_pid=os.getpid(),
+        origins=code_identity.origins(),
+        spawned_ns=time.perf_counter_ns(),
+    )
     try:
         with (folder / LOG).open("wb") as log:
             process = subprocess.Popen(

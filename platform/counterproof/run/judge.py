@@ -1,13 +1,17 @@
-"""From sealed records to comparison, decision and report; each written atomically and journalled."""
+"""From sealed records to comparison, decision and report; each announced in the journal, then written atomically."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from counterproof.record import atomic
+from counterproof.record import atomic, canonical
 from counterproof.record.journal import Journal, now_utc
+from counterproof.record.lock import FileLock
 from counterproof.record.store import StudyPaths
+
+LOCK_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -26,23 +30,36 @@ def evaluate(paths: StudyPaths) -> Judgement:
 
     study = load_study(paths.folder)
     comparison = compare(study)
-    return Judgement(comparison, decide(study.plan, comparison, {"now_utc": now_utc()}))
+    sealed = [e["time_utc"] for e in study.verified.journal if e["kind"] == "run_sealed"]
+    context = {"now_utc": now_utc(), "evidence_utc": max(sealed, default=study.plan["created_utc"])}
+    return Judgement(comparison, decide(study.plan, comparison, context))
 
 
 def judge(paths: StudyPaths) -> Judgement:
-    """Evaluate the study, write comparison.json, decision.json and the reports, and journal their hashes."""
+    """Evaluate the study, write comparison.json, decision.json and the reports, and journal their hashes.
+
+    What an earlier judgement wrote is removed first, and each hash is journalled before its file appears. So a
+    harness that is killed in between leaves files that are missing, never ones that contradict the journal.
+    """
     from counterproof.decide.report import write
 
-    found = evaluate(paths)
-    journal = Journal(paths.journal)
-    journal.append("compared", sha256=atomic.write_json(paths.comparison, found.comparison))
-    journal.append(
-        "decided",
-        sha256=atomic.write_json(paths.decision, found.decision),
-        decision=found.decision["decision"],
-    )
-    write(paths.folder)
+    with FileLock(paths.folder / ".judge.lock", wait_s=LOCK_SECONDS, what=f"the judgement of {paths.name}"):
+        found = evaluate(paths)
+        journal = Journal(paths.journal)
+        for path in (*paths.reports, paths.decision, paths.comparison):
+            path.unlink(missing_ok=True)
+        _publish(journal, "compared", paths.comparison, found.comparison)
+        _publish(journal, "decided", paths.decision, found.decision, decision=found.decision["decision"])
+        write(paths.folder)
+        hashes = {path.name: canonical.sha256_file(path) for path in paths.reports}
+        journal.append("reported", files=hashes)
     return found
+
+
+def _publish(journal: Journal, kind: str, path: Path, content: dict[str, Any], **facts: Any) -> None:
+    data = canonical.pretty(content)
+    journal.append(kind, sha256=canonical.sha256_bytes(data), **facts)
+    atomic.write_bytes(path, data)
 
 
 def harm_is_proven(paths: StudyPaths) -> bool:

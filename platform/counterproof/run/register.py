@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 import shutil
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.errors import EvidenceError, InputError
-from counterproof.plan import checks, prereg
+from counterproof.plan import checks, locate, prereg
 from counterproof.record import atomic, canonical, code_identity
 from counterproof.record.journal import Journal
 from counterproof.record.store import Store, StudyPaths
@@ -34,12 +35,10 @@ def register(store: Store, request: StudyRequest) -> StudyPaths:
 
     Raises InputError, RefusedError or SetupError; then no trace of the study is left.
     """
+    locate.check_experiment(locate.experiments_folder(), request.experiment)
     paths = store.new_study(request.study or default_name(request.experiment))
     if paths.folder.exists():
-        raise InputError(
-            f"there is a study '{paths.name}' already",
-            details=[f"to go on with it: counterproof resume {paths.name}", "or choose another --study NAME"],
-        )
+        raise _taken(paths)
     arms = prereg.compose_arms(request.experiment, request.overrides, request.candidate)
     config = arms.baseline.config
     checks.check(config, exploratory=request.exploratory)
@@ -67,12 +66,29 @@ def register(store: Store, request: StudyRequest) -> StudyPaths:
         Journal(draft.journal).append(
             "study_started", study=paths.name, plan_sha256=digest, exploratory=request.exploratory
         )
-        draft.folder.rename(paths.folder)
+        _publish(draft, paths)
     except BaseException:
         shutil.rmtree(draft.folder, ignore_errors=True)
         raise
     atomic.sync_folder(store.studies)
     return paths
+
+
+def _publish(draft: StudyPaths, paths: StudyPaths) -> None:
+    """Give the finished folder its name. Raises InputError when another harness was faster with it."""
+    try:
+        draft.folder.rename(paths.folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise _taken(paths) from None
+        raise
+
+
+def _taken(paths: StudyPaths) -> InputError:
+    return InputError(
+        f"there is a study '{paths.name}' already",
+        details=[f"to go on with it: counterproof resume {paths.name}", "or choose another --study NAME"],
+    )
 
 
 def write_workloads(paths: StudyPaths, workloads: build.StudyWorkloads) -> dict[str, Any]:

@@ -138,6 +138,10 @@ class StudyRunner:
         self._progress.run_ended(key, f"sealed after {seconds:.1f} s")
 
     def _record_failure(self, key: RunKey, error: BaseException) -> None:
+        if manifest.is_sealed(self._paths.run(key)):
+            # Cut off after the seal: the record is whole, and `recover` takes it in.
+            self._progress.run_ended(key, "sealed just before it was cut off; the next resume takes it in")
+            return
         kind = "run_failed"
         if isinstance(error, RefusedError):
             kind = "run_refused"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -15,6 +15,7 @@ class RunSpec:
     engine            flat engine configuration (without the prefix `engine.`)
     workload, warmup  sealed request files with the identities they must have
     spawned_ns        perf_counter_ns just before the process was started: start-up counts from there
+    origins           from which folder the harness imports each package: the process must import the same
     composition       equivalence phase: also measure how much batching moves the baseline's fast logits
     """
 
@@ -31,6 +32,7 @@ class RunSpec:
     parent_pid: int
     spawned_ns: int = 0
     composition: bool = False
+    origins: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.errors import EXIT_EXECUTION, CounterproofError, InputError
-from counterproof.record import canonical, machine
+from counterproof.record import canonical, code_identity, machine
 from counterproof.run import orphan
 from counterproof.run.closed_loop import ClosedLoop, LoadRows
 from counterproof.run.spec import RunSpec
@@ -37,6 +37,7 @@ def main() -> int:
     orphan.die_with_parent(spec.parent_pid)
     report = Reporter()
     try:
+        code_identity.check_origins(spec.origins)
         if spec.phase == "equivalence":
             _equivalence(spec, report)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from counterproof.errors import SetupError
 from counterproof.record import code_identity, environment, machine
 from counterproof.record.difference import differences
 
@@ -132,3 +133,34 @@ def test_the_environment_id_covers_every_field_but_the_excepted() -> None:
         changed = {**common, **engine, key: "changed"}
         assert environment.env_id(changed, ["kernel_path"]) != record["env_id"], key
         assert [d.path for d in differences(record["id"], changed)] == [key]
+
+
+def test_a_commit_stands_only_for_packages_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repository: Path
+) -> None:
+    assert code_identity.identify().kind == "git"
+    here = code_identity.origins()
+    assert here["intaglio"] == str(repository / "engine" / "intaglio")
+    monkeypatch.setattr(code_identity, "origins", lambda: {**here, "intaglio": str(tmp_path / "intaglio")})
+    with pytest.raises(SetupError, match="its commit does not name the measured code") as caught:
+        code_identity.identify()
+    assert caught.value.details[0] == f"intaglio: {tmp_path / 'intaglio'}"
+
+
+def test_variables_of_git_do_not_redirect_the_identity(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = identify(checkout)
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    git(other, "commit", "-q", "--allow-empty", "-m", "elsewhere")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert identify(checkout) == before
+
+
+def test_another_library_path_is_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine.identity()["env.sha256"]
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
+    assert machine.identity()["env.sha256"] != before

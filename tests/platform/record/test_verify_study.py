@@ -12,8 +12,9 @@ import pytest
 from counterproof.errors import EXIT_INVALID, EvidenceError, InputError
 from counterproof.record import atomic, canonical, manifest
 from counterproof.record.journal import Journal
-from counterproof.record.store import RunKey, open_store
+from counterproof.record.store import RunKey, StudyPaths, open_store
 from counterproof.record.verify import verify_study
+from counterproof.run import judge
 
 
 @pytest.fixture
@@ -115,6 +116,29 @@ def test_a_changed_outcome_is_found(study: Path) -> None:
     atomic.write_json(study / "decision.json", {"decision": "PROMOTE"})
     with pytest.raises(EvidenceError, match=r"decision\.json .* was changed"):
         verify_study(study)
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "decision.json"])
+def test_an_outcome_that_no_event_names_is_refused(study: Path, name: str) -> None:
+    atomic.write_json(study / name, {"decision": "PROMOTE"})
+    with pytest.raises(EvidenceError, match=f"{name} .* no event names it"):
+        verify_study(study)
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_a_changed_report_is_found_and_can_be_made_anew(study: Path, name: str) -> None:
+    paths = StudyPaths(study)
+    judge.judge(paths)
+    verify_study(study)
+    text = (study / name).read_text(encoding="utf-8")
+    (study / name).write_text(text.replace("HOLD", "PROMOTE"), encoding="utf-8")
+    with pytest.raises(EvidenceError, match=f"{name} .* was changed") as caught:
+        verify_study(study)
+    assert "delete it" in caught.value.details[0]
+    (study / name).unlink()
+    judge.judge(paths)
+    assert (study / name).is_file()
+    verify_study(study)
 
 
 def test_a_sealed_folder_is_never_sealed_again(study: Path) -> None:

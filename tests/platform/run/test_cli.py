@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from counterproof import cli
 from counterproof.commands import outcome
 from counterproof.errors import EXIT_INTERRUPTED
-from counterproof.record import code_identity, journal, views
+from counterproof.record import atomic, code_identity, journal, views
 from counterproof.record.store import StudyPaths
 from counterproof.run.judge import Judgement
 
@@ -90,6 +92,10 @@ def call(
         (("report", "absent"), 2, "there is no study 'absent'"),
         (("diff", "absent"), 2, "there is no study 'absent'"),
         (("diff", "absent/baseline"), 2, "one thing alone cannot differ"),
+        (("run", "../short"), 2, "there is no experiment '../short'"),
+        (("run", "SHORT"), 2, "there is no experiment 'SHORT'"),
+        (("run", "short", "--exploratory", "primary.metric=tpot"), 2, "there is no metric 'tpot'"),
+        (("run", "short", "workload.request=3"), 2, "did you mean workload.requests"),
     ],
 )
 def test_expected_errors_are_one_clear_line_and_leave_nothing(
@@ -103,6 +109,57 @@ def test_expected_errors_are_one_clear_line_and_leave_nothing(
     assert "Traceback" not in err
     studies = store / "studies"
     assert not studies.exists() or list(studies.iterdir()) == []
+
+
+def test_near_names_are_suggested(call: Call, new_study: Callable[..., StudyPaths]) -> None:
+    new_study(name="my-study")
+    assert "did you mean short?" in call("run", "shrt")[2]
+    assert "did you mean my-study?" in call("show", "my-stody")[2]
+    code, _, err = call("diff", "my-study/baseline", "my-study/candidat")
+    assert (code, "did you mean candidate?" in err) == (2, True)
+
+
+@pytest.mark.parametrize("content", [b"defaults:\n  - [open\n", b"\xff\xfe", b"name: x\n", b""])
+def test_a_malformed_experiment_is_one_clear_line(call: Call, experiments: Path, content: bytes) -> None:
+    (experiments / "broken.yaml").write_bytes(content)
+    code, _, err = call("run", "broken", "--exploratory")
+    assert code == 2
+    assert err.startswith("error: broken ")
+    assert "Traceback" not in err
+
+
+def test_a_list_refuses_what_was_tampered_with_and_shows_the_others(
+    call: Call, new_study: Callable[..., StudyPaths]
+) -> None:
+    paths = {name: new_study(name=name) for name in ("forged", "odd", "planned", "whole")}
+    atomic.write_json(paths["forged"].comparison, {"valid": True})
+    atomic.write_json(paths["forged"].decision, {"decision": "PROMOTE"})
+    paths["odd"].plan.write_text('{"workload": [1], "schedule": [], "experiment": "x"}')
+    plan = json.loads(paths["planned"].plan.read_text())
+    atomic.write_json(paths["planned"].plan, {**plan, "exploratory": False})
+    code, out, _ = call("list")
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert "PROMOTE" not in out
+    assert "REFUSED: comparison.json" in lines["forged"]
+    assert "REFUSED: plan.json" in lines["odd"]
+    assert "REFUSED: plan.json" in lines["planned"]
+    assert "0/10" in lines["whole"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_store_that_cannot_be_written_is_one_clear_line(
+    call: Call, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(number, os.strerror(number), "a file")
+
+    monkeypatch.setattr(atomic, "write_bytes", full)
+    code, _, err = call("run", "short", "--exploratory", "--study", "s")
+    assert code == 3
+    assert os.strerror(number) in err
+    assert "COUNTERPROOF_STORE" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
@@ -141,7 +198,7 @@ def test_a_study_from_start_to_report(call: Call, store: Path) -> None:
     paths = StudyPaths(store / "studies" / "s")
     events = [event["kind"] for event in journal.read(paths.journal).events]
     assert events[0] == "study_started"
-    assert events[-2:] == ["compared", "decided"]
+    assert events[-3:] == ["compared", "decided", "reported"]
     assert json.loads(paths.plan.read_text())["workload"]["requests"] == 4
 
     code, out, _ = call("list")
@@ -150,6 +207,9 @@ def test_a_study_from_start_to_report(call: Call, store: Path) -> None:
     code, out, _ = call("show", "s")
     assert code == 0
     assert "engine.kv_cache.enabled: false -> true" in out
+    # What was found stands first, the records to check it with after.
+    order = ["The evidence is invalid", "Hold:", "noise floor", "decision", "varies", "sealed run"]
+    assert sorted(order, key=out.index) == order
     code, out, _ = call("show", "s/00-baseline-1")
     assert code == 0
     assert '"phase": "timed"' in out

@@ -11,10 +11,10 @@ import pytest
 
 from counterproof.errors import EvidenceError, ExecutionError, InputError, RefusedError, SetupError
 from counterproof.measure.load import load_study
-from counterproof.record import canonical, journal, manifest
-from counterproof.record.store import StudyPaths
+from counterproof.record import canonical, code_identity, journal, manifest
+from counterproof.record.store import StudyPaths, open_store
 from counterproof.record.verify import verify_study
-from counterproof.run import places
+from counterproof.run import assemble, places
 from counterproof.run.places import Place
 from counterproof.run.runner import StudyRunner
 from counterproof.workload import sealed
@@ -324,3 +324,49 @@ def test_a_registration_that_was_cut_off_is_no_study(new_study: NewStudy, opened
     paths.folder.rename(opened.studies / ".new-s-123")
     assert opened.study_folders() == []
     assert new_study().plan.is_file()
+
+
+def test_an_interruption_just_after_the_seal_loses_nothing(
+    new_study: NewStudy, runner_of: RunnerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = new_study("study.equivalence_requests=0")
+    write = assemble.write_record
+
+    def write_and_be_interrupted(*arguments: Any) -> str:
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(assemble, "write_record", write_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner_of(paths).run_place(Place(0, "baseline"))
+    assert manifest.is_sealed(paths.runs / "00-baseline-1")
+    assert kinds(paths)[-1] == "run_started"
+    assert runner_of(paths).recover() == []
+    assert kinds(paths)[-1] == "run_sealed"
+    assert [run.folder.name for run in verify_study(paths.folder).runs] == ["00-baseline-1"]
+
+
+def test_a_process_that_would_import_other_code_measures_nothing(
+    new_study: NewStudy, runner_of: RunnerOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = new_study("study.equivalence_requests=0")
+    here = code_identity.origins()
+    elsewhere = {**here, "intaglio": str(tmp_path / "intaglio")}
+    monkeypatch.setattr(code_identity, "origins", lambda: elsewhere)
+    with pytest.raises(SetupError, match="would import other code") as caught:
+        runner_of(paths).run_place(Place(0, "baseline"))
+    assert f"intaglio: {here['intaglio']}, not {tmp_path / 'intaglio'}" in caught.value.details
+    assert kinds(paths)[-1] == "run_failed"
+
+
+def test_of_two_harnesses_that_register_one_name_the_slower_is_refused(
+    new_study: NewStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_study()
+    # As if the other harness had finished between the first look and the end of the registration.
+    real = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "s" and real(path))
+    with pytest.raises(InputError, match="there is a study 's' already"):
+        new_study()
+    assert [path.name for path in open_store().studies.iterdir()] == ["s"]
