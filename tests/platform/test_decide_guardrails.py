@@ -128,6 +128,14 @@ def test_exact_counts() -> None:
     assert exact("error_rate", [0.0] * 6, [0.0] * 5 + [1 / 11], margin=0.001)["status"] == HARM
 
 
+def test_what_must_stay_equal_may_neither_grow_nor_shrink() -> None:
+    def equal(other: float) -> str:
+        return str(exact("weight_bytes", [100.0] * 6, [other] * 6, margin=0.02, better="equal")["status"])
+
+    assert [equal(value) for value in (97.0, 99.0, 100.0, 101.0, 103.0)] == [HARM, PASS, PASS, PASS, HARM]
+    assert equal(0.0) == HARM
+
+
 def test_a_price_registered_beforehand_is_the_limit() -> None:
     price = {"predicted_bytes": 1000, "reason": "the cache's own bytes"}
     kv = {"margin": 0.02, "registered": price}

@@ -177,11 +177,11 @@ def _registered_or_ratio(base: list[float], other: list[float], rail: dict[str, 
 
 
 def _ratio(base: list[float], other: list[float], rail: dict[str, Any]) -> _Verdict:
-    """The worst block decides; from 0 nothing may grow."""
-    up = rail["better"] == "higher"
-    pairs = [(b, a) if up else (a, b) for a, b in zip(other, base, strict=True)]
+    """The worst block decides; from 0 nothing may grow. Where nothing may change, both directions are worse."""
+    up, down = list(zip(base, other, strict=True)), list(zip(other, base, strict=True))
+    pairs = {"higher": up, "equal": [*up, *down]}.get(rail["better"], down)
     if any(below <= 0 < above for above, below in pairs):
-        return HARM, "grew from 0, and no price was registered beforehand"
+        return HARM, "a block went from or to 0, and no price was registered beforehand"
     worst = max((above / below for above, below in pairs if below > 0), default=1.0)
     text = f"worst block {100 * (worst - 1):+.3f} %, margin {100 * rail['margin']:g} %"
     return (PASS if worst <= 1 + rail["margin"] else HARM), text

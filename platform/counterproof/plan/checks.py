@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from counterproof.errors import InputError, RefusedError
+from counterproof.measure.metrics import METRICS, QUANTILES
 from counterproof.measure.percentile import PERCENTILES, floor_count
 from counterproof.plan.schema import ExperimentConfig
 
@@ -13,6 +14,8 @@ MAX_BLOCKS = 99
 KINDS = ("exact", "rate", "sampled")
 DIRECTIONS = ("lower", "higher", "equal")
 PREDICTORS = ("kv_bytes",)
+OUTPUTS = ("outputs", "identical", "exact")
+BETWEEN_TOKENS = ("tpot_ms", "itl_ms")
 
 
 def check(config: ExperimentConfig, *, exploratory: bool) -> None:
@@ -47,6 +50,12 @@ def _study(config: ExperimentConfig, exploratory: bool) -> Iterator[str]:
         yield "study.slowed_delay_us must be at least 1: it is the effect that the set-up must be able to see"
     if study.equivalence_requests < 0:
         yield "study.equivalence_requests must not be negative"
+    lossless = config.factor is not None and config.factor.lossless
+    if lossless and study.equivalence_requests == 0 and not exploratory:
+        yield (
+            "study.equivalence_requests is 0, but a change that is declared lossless is compared bitwise; "
+            "without that phase the evidence would be invalid"
+        )
     if study.run_deadline_s <= 0:
         yield "study.run_deadline_s must be positive"
     if study.attempts < 1:
@@ -82,7 +91,8 @@ def _metrics(config: ExperimentConfig) -> Iterator[str]:
         yield f"primary.better must be lower or higher, not '{primary.better}'"
     if not 0 < primary.sesoi < 1:
         yield f"primary.sesoi must lie between 0 and 1, not {primary.sesoi}"
-    yield from _resolvable("primary", primary.metric, primary.statistic, config.workload.requests)
+    yield from _measurable("primary", primary.metric, primary.statistic, primary.better, "sampled")
+    yield from _resolvable("primary", primary.metric, primary.statistic, config)
     seen = set()
     for rail in config.guardrails:
         name = f"guardrail {rail.metric} {rail.statistic}"
@@ -97,10 +107,35 @@ def _metrics(config: ExperimentConfig) -> Iterator[str]:
         if (rail.metric, rail.statistic) in seen:
             yield f"{name} is given twice"
         seen.add((rail.metric, rail.statistic))
-        yield from _resolvable(name, rail.metric, rail.statistic, config.workload.requests)
+        yield from _measurable(name, rail.metric, rail.statistic, rail.better, rail.kind)
+        yield from _resolvable(name, rail.metric, rail.statistic, config)
 
 
-def _resolvable(name: str, metric: str, statistic: str, requests: int) -> Iterator[str]:
+def _measurable(name: str, metric: str, statistic: str, better: str, kind: str) -> Iterator[str]:
+    """What nothing measures, or what would be judged in the wrong direction, is told before the runs."""
+    if metric == OUTPUTS[0]:
+        if (metric, statistic, kind) != OUTPUTS:
+            yield f"{name}: outputs are compared as 'identical', by kind exact"
+        return
+    known = METRICS.get(metric)
+    if known is None:
+        yield f"{name}: there is no metric '{metric}'; there are: {', '.join(METRICS)}"
+        return
+    statistics = known.statistics
+    if statistics == QUANTILES:
+        statistics = (*QUANTILES, *(s for s in PERCENTILES if s not in QUANTILES))
+    if statistic not in statistics:
+        yield f"{name}: {metric} has no statistic '{statistic}'; it has: {', '.join(statistics)}"
+    if better in DIRECTIONS and better != known.better and not (better == "equal" and kind == "exact"):
+        yield f"{name}: better is {known.better} for {metric}, not {better}"
+    elif better == "equal" and kind != "exact":
+        yield f"{name}: that nothing changes (better: equal) is judged by kind exact only"
+
+
+def _resolvable(name: str, metric: str, statistic: str, config: ExperimentConfig) -> Iterator[str]:
+    requests = config.workload.requests
+    if metric in BETWEEN_TOKENS and config.workload.max_new_tokens < 2:
+        yield f"{name}: {metric} needs at least 2 tokens a request, workload.max_new_tokens is 1"
     if statistic in PERCENTILES:
         needed = floor_count(PERCENTILES[statistic])
         if requests < needed:

@@ -74,6 +74,21 @@ def test_the_projects_experiment_is_registrable() -> None:
             "needs a reason",
         ),
         ({"guardrails": [GuardrailConfig("ttft_ms", "mean", "rate", 0.1)] * 2}, "given twice"),
+        ({"primary__metric": "tpot"}, "there is no metric 'tpot'"),
+        ({"primary__better": "higher"}, "better is lower for tpot_ms, not higher"),
+        ({"primary__metric": "startup_ms"}, "startup_ms has no statistic 'p50'"),
+        ({"workload__max_new_tokens": 1}, "tpot_ms needs at least 2 tokens"),
+        ({"study__equivalence_requests": 0}, "compared bitwise"),
+        ({"guardrails": [GuardrailConfig("ttft", "mean", "rate", 0.1)]}, "there is no metric 'ttft'"),
+        (
+            {"guardrails": [GuardrailConfig("ttft_ms", "mean", "rate", 0.1, "higher")]},
+            "better is lower for ttft_ms, not higher",
+        ),
+        (
+            {"guardrails": [GuardrailConfig("output_tokens", "total", "rate", 0.1, "equal")]},
+            "judged by kind exact only",
+        ),
+        ({"guardrails": [GuardrailConfig("outputs", "same", "exact", 0.0, "equal")]}, "as 'identical'"),
     ],
 )
 def test_faults_are_refused_at_registration(changes: dict[str, Any], fault: str) -> None:
