@@ -30,7 +30,11 @@ _ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-_LOCAL = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+_LOCAL = {
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
 _RUN_FILES = ("requests.parquet", "tokens.parquet", "environment.json", "manifest.json")
 _STUDY_FILES = ("plan.json", "comparison.json", "decision.json", "report.html", "report.md")
 _BATCH = 100
@@ -55,11 +59,11 @@ class Tracker:
         os.environ.update(_ENVIRONMENT)
         for name, value in _LOCAL.items():
             os.environ.setdefault(name, value)
-        # Creating the tables is told line by line otherwise.
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
+        # Importing MLflow sets its levels anew; creating the tables is told line by line otherwise.
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         return MlflowClient(tracking_uri=self.uri)
 
 

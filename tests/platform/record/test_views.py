@@ -241,3 +241,15 @@ def test_a_rebuild_from_the_folders_alone_is_equal(shelf: Store) -> None:
     shutil.rmtree(shelf.artifacts)
     assert "2 studies indexed" in run(shelf, "-m", "counterproof", "index", "rebuild")
     assert digests(shelf) == before
+
+
+def test_mlflow_says_nothing_while_it_makes_its_tables(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from counterproof.record.mlflow_view import Tracker\n"
+        "client = Tracker(f'sqlite:///{sys.argv[1]}/mlflow.db', Path(sys.argv[1])).client()\n"
+        "print([e.name for e in client.search_experiments()])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    assert (done.stdout.strip(), done.stderr) == ("['Default']", "")
