@@ -38,7 +38,9 @@ def _even_ticks(low: float, high: float, most: int) -> list[float]:
     for step in (power, 2 * power, 5 * power, 10 * power):
         first, last = math.ceil(low / step), math.floor(high / step)
         if last - first + 1 <= most:
-            return [_tidy(index * step) for index in range(first, last + 1)]
+            ticks = [_tidy(index * step) for index in range(first, last + 1)]
+            # Without its binary dust the outermost one may lie outside by as much.
+            return [tick for tick in ticks if low <= tick <= high]
     return []
 
 

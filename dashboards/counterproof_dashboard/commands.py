@@ -86,6 +86,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def arguments(host: str, port: int, headless: bool) -> list[str]:
     """What Streamlit is started with: no telemetry, no file watcher, no development menu."""
     settings = {
+        # Streamlit takes any place that is not called site-packages (pip install --target) for its own checkout.
+        "global.developmentMode": "false",
         "server.address": host,
         "server.port": str(port),
         "server.headless": str(headless).lower(),
@@ -94,6 +96,10 @@ def arguments(host: str, port: int, headless: bool) -> list[str]:
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "viewer",
         "client.showErrorDetails": "none",
+        # What is chosen is marked blue: Streamlit's own red means a loss on these pages. One colour for both
+        # themes would take the dark one away.
+        "theme.light.primaryColor": "#2f6fc4",
+        "theme.dark.primaryColor": "#6ea8f0",
     }
     return [str(APP), *(f"--{name}={value}" for name, value in settings.items())]
 

@@ -15,17 +15,18 @@ from counterproof_dashboard.text import NOT_RECORDED, age, count, interval, rati
 from counterproof_dashboard.words import STATUS_WORDS
 
 COLUMNS = (
+    # What a narrow window cuts off stands last.
     "study",
     "open",
-    "experiment",
     "status",
     "evidence",
-    "metric",
-    "effect",
     "verdict",
     "decision",
+    "effect",
+    "metric",
     "age",
     "kind",
+    "experiment",
 )
 NOTHING = "–"
 _EVIDENCE = {True: "valid", False: "INVALID", None: NOT_RECORDED}

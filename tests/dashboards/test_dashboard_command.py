@@ -41,9 +41,20 @@ def test_telemetry_is_off_and_nothing_leaves_the_machine() -> None:
     assert "--browser.gatherUsageStats=false" in argv
     assert "--server.address=127.0.0.1" in argv
     assert "--server.headless=true" in argv
+    assert "--global.developmentMode=false" in argv
     assert Path(argv[0]).is_file()
     pages = Path(argv[0]).parent / "pages"
     assert {page.name for page in pages.glob("*.py")} == {"experiments.py", "compare.py"}
+
+
+def test_what_is_chosen_is_not_marked_in_the_colour_of_a_loss() -> None:
+    argv = commands.arguments("127.0.0.1", 8501, True)
+    for theme in ("light", "dark"):
+        (colour,) = [a.split("=")[1] for a in argv if a.startswith(f"--theme.{theme}.primaryColor=")]
+        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        assert blue > green > red
+    # A colour or base for both themes makes Streamlit show one theme only.
+    assert not any(a.startswith(("--theme.primaryColor", "--theme.base=")) for a in argv)
 
 
 def test_a_taken_port_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counterproof_dashboard import axes, curves
@@ -110,6 +110,7 @@ def test_a_long_timeline_keeps_its_peak() -> None:
     st.floats(min_value=1e-4, max_value=1e5),
     st.floats(min_value=1.001, max_value=1e7),
 )
+@example(1.0010000000000001, 1.001)
 def test_ticks_are_few_round_and_inside(low: float, span: float) -> None:
     high = low * span
     ticks = axes.log_ticks(low, high)

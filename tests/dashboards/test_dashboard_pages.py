@@ -78,6 +78,12 @@ def test_one_study_is_a_row_with_verdict_decision_and_age(
     )
     assert row["age"].endswith(" d")
     assert "1 study: 1 complete." in words(app)
+    # What decides comes first, and names and intervals are not cut: a letter takes about 7 pixels.
+    order = list(frame.columns)
+    assert max(order.index("verdict"), order.index("decision")) < order.index("metric")
+    widths = json.loads(app.dataframe[0].proto.columns)
+    assert widths["study"]["width"] >= 7 * len("kv_cache-20260102-030405")
+    assert widths["effect"]["width"] >= 7 * len(row["effect"])
 
 
 def test_many_studies_each_say_what_they_are(open_page: Callable[..., AppTest], gallery: Path) -> None:
@@ -179,6 +185,7 @@ def test_an_unknown_study_in_a_link_is_an_error_and_never_another_study(
 
 def test_compare_without_a_study_asks_for_one(open_page: Callable[..., AppTest], gallery: Path) -> None:
     app = open_page(gallery, "compare")
+    assert app.title[0].value == "Compare"
     assert "Choose one study" in app.info[0].value
     assert len(app.multiselect[0].options) == 5
     assert not specs(app)
@@ -206,6 +213,7 @@ def test_a_tampered_record_is_refused_with_its_file_and_no_number(
     assert row["status"] == "refused"
     assert row["verdict"] == row["effect"] == row["decision"] == "–"
     app = open_page(root, "compare", study=[GAIN])
+    assert app.title[0].value == "Compare"
     assert "is refused" in app.error[0].value
     assert "02-candidate-1/requests.parquet" in app.error[0].value.replace("\\", "")
     assert not specs(app)

@@ -27,10 +27,13 @@ def page() -> None:
         _dead_link(unknown)
     _choose(names, asked)
     if not asked:
+        st.title("Compare", anchor=False)
         st.info("Choose one study, or several to see them side by side.")
         return
     studies = [cache.study(name) for name in asked]
     believed = [study for study in studies if study.status != data.REFUSED]
+    if not believed:
+        st.title("Compare", anchor=False)
     for study in studies:
         if study.status == data.REFUSED:
             panels.refused(study)

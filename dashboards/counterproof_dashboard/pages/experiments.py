@@ -10,6 +10,10 @@ from counterproof_dashboard import cache, data, overview, panels
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import count, plain
 
+# Wide enough for `kv_cache-20260102-030405` and for `0.306× (0.277× to 0.338×)`: the table would cut them.
+_STUDY_PIXELS = 190
+_RATIO_PIXELS = 180
+
 
 def page() -> None:
     """Draw the page."""
@@ -47,7 +51,7 @@ def _table(studies: list[Study]) -> None:
         key="studies",
         placeholder="not recorded",
         column_config={
-            "study": st.column_config.TextColumn("Study"),
+            "study": st.column_config.TextColumn("Study", width=_STUDY_PIXELS),
             "open": st.column_config.LinkColumn("Compare", display_text="open", width="small"),
             "experiment": st.column_config.TextColumn("Experiment"),
             "status": st.column_config.TextColumn("Status", help="What the study's folder says"),
@@ -56,7 +60,7 @@ def _table(studies: list[Study]) -> None:
             ),
             "metric": st.column_config.TextColumn("Primary metric"),
             "effect": st.column_config.TextColumn(
-                "Ratio (95 % interval)", help="Candidate ÷ baseline; 1× = no change"
+                "Ratio (95 % interval)", width=_RATIO_PIXELS, help="Candidate ÷ baseline; 1× = no change"
             ),
             "verdict": st.column_config.TextColumn("Verdict"),
             "decision": st.column_config.TextColumn("Decision"),
