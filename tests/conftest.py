@@ -18,6 +18,11 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run: what is found by chance becomes an @example. `--hypothesis-profile=default` searches on.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.load_profile("same")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
