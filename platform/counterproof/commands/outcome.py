@@ -9,7 +9,7 @@ from typing import Any
 
 from counterproof.commands import console, plugins
 from counterproof.decide.words import check_words
-from counterproof.errors import EXIT_AGAINST, EXIT_INVALID, EXIT_OK
+from counterproof.errors import EXIT_AGAINST, EXIT_EXECUTION, EXIT_INVALID, EXIT_OK
 from counterproof.measure.compare import primary_key
 from counterproof.record import views
 from counterproof.record.store import Store, StudyPaths
@@ -36,11 +36,19 @@ def refresh_views(store: Store, paths: StudyPaths) -> None:
 
 
 def make_packet(paths: StudyPaths) -> PacketOutcome:
-    """Build, verify and replay a packet with the commands of the review package."""
-    packet = paths.folder / "packets" / f"{paths.name}.rep.zip"
-    packet.parent.mkdir(exist_ok=True)
+    """Build, verify and replay a packet with the commands of the review package.
+
+    The packet gets its default name, its id alone: a file called after its study would tell the experiment.
+    """
+    console.note("packet build ...")
+    before = _packets(paths)
+    code = plugins.call(["packet", "build", paths.name])
+    made = sorted(_packets(paths) - before)
+    if code != EXIT_OK or not made:
+        code = code or EXIT_EXECUTION
+        return PacketOutcome(None, code, f"not built (exit code {code})")
+    packet = made[0]
     steps = (
-        ("built", ["packet", "build", paths.name, "--out", str(packet)]),
         ("verified", ["packet", "verify", str(packet)]),
         ("replayed", ["packet", "replay", str(packet), "--blocks", str(REPLAY_BLOCKS)]),
     )
@@ -52,8 +60,12 @@ def make_packet(paths: StudyPaths) -> PacketOutcome:
                 packet, EXIT_OK, "built and verified; the replay's own controls did not hold"
             )
         if code != EXIT_OK:
-            return PacketOutcome(packet if packet.is_file() else None, code, f"not {done} (exit code {code})")
+            return PacketOutcome(packet, code, f"not {done} (exit code {code})")
     return PacketOutcome(packet, EXIT_OK, f"built, verified, and replayed with {REPLAY_BLOCKS} block")
+
+
+def _packets(paths: StudyPaths) -> set[Path]:
+    return set((paths.folder / "packets").glob("*.rep.zip"))
 
 
 def exit_code(found: Judgement, *, gate: bool, packet: PacketOutcome | None = None) -> int:
