@@ -1,0 +1,103 @@
+// Linears with what follows them: bias, residual, SiLU of the gate times up. One chunk is a panel of outputs
+// (gate and up panel for SwiGlu) times a run of rows; chunks share nothing, so any thread may take any of them.
+#pragma once
+#include "kernels.h"
+#include "panel.h"
+
+namespace IG_NS {
+
+using ig::Epilogue;
+using ig::LinearJob;
+using ig::ROW_BLOCK;
+
+template <class Kernel>
+static void panel_sums(const LinearJob& job, int64_t panel, int64_t row, int64_t rows, float* c) {
+    const IgLinear& lin = job.linear;
+    const uint8_t* w = (const uint8_t*)lin.weight + panel * ig::panel_bytes(lin.k, lin.format);
+    const auto* x = (const typename Kernel::Act*)job.x + row * job.ldx;
+    const int64_t k = ig::round_up(lin.k, 2), step = ig::k_block(lin.k);
+    const int64_t whole = lin.format == IG_FP32 ? lin.k : k;
+    for (int64_t at = 0; at < whole; at += step)
+        times_panel<Kernel>(x + at, job.ldx, rows, w, VP, at, min_of(step, whole - at), c, at == 0);
+}
+
+static void sums(const LinearJob& job, int64_t panel, int64_t row, int64_t rows, float* c) {
+    switch (job.linear.format) {
+        case IG_FP32: return panel_sums<Fp32>(job, panel, row, rows, c);
+#if defined(IG_TARGET_AVX512BF16)
+        case IG_BF16: return panel_sums<Bf16Dot>(job, panel, row, rows, c);
+#else
+        case IG_BF16: return panel_sums<Bf16Wide>(job, panel, row, rows, c);
+#endif
+        default: return;
+    }
+}
+
+// Bias of a panel's outputs onto finished sums; outputs behind n have none.
+static void add_bias(const IgLinear& lin, int64_t panel, int64_t rows, float* c) {
+    const int64_t at = panel * PANEL, count = min_of(PANEL, lin.n - at);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < count; i++) c[r * PANEL + i] += lin.bias[at + i];
+}
+
+template <bool ADD>
+static void write_rows(const float* c, float* y, int64_t ldy, int64_t rows, int64_t count) {
+    for (int64_t r = 0; r < rows; r++, c += PANEL, y += ldy) {
+        int64_t i = 0;
+        for (; i + W <= count; i += W)
+            v_store(y + i, ADD ? v_add(v_load(y + i), v_load(c + i)) : v_load(c + i));
+        if (i < count) {
+            V s = v_load(c + i);
+            v_store_n(y + i, ADD ? v_add(v_load_n(y + i, count - i), s) : s, count - i);
+        }
+    }
+}
+
+// SiLU(gate) * up as activations; `count` outputs of the panel exist.
+static void write_swiglu(const float* gate, const float* up, const LinearJob& job, int64_t row, int64_t rows,
+                         int64_t at, int64_t count) {
+    for (int64_t r = 0; r < rows; r++, gate += PANEL, up += PANEL) {
+        for (int64_t i = 0; i < count; i += W) {
+            V s = v_mul(v_silu(v_load(gate + i)), v_load(up + i));
+            const int64_t out = (row + r) * job.ldy + at + i;
+            if (i + W <= count) {
+                if (job.acts_bf16) v_to_bf16((uint16_t*)job.y + out, s);
+                else v_store((float*)job.y + out, s);
+                continue;
+            }
+            float part[W];
+            v_store(part, s);
+            for (int64_t j = 0; j < count - i; j++) {
+                if (job.acts_bf16) ((uint16_t*)job.y)[out + j] = to_bf16(part[j]);
+                else ((float*)job.y)[out + j] = part[j];
+            }
+        }
+    }
+}
+
+static void linear(const LinearJob& job, int64_t chunk, uint8_t* scratch) {
+    const IgLinear& lin = job.linear;
+    const int64_t parts = (job.rows + job.rows_per_chunk - 1) / job.rows_per_chunk;
+    const int64_t group = chunk / parts, first = chunk % parts * job.rows_per_chunk;
+    const int64_t last = min_of(first + job.rows_per_chunk, job.rows);
+    float* c = (float*)scratch;
+    for (int64_t row = first; row < last; row += ROW_BLOCK) {
+        const int64_t rows = min_of(ROW_BLOCK, last - row);
+        if (job.epilogue == Epilogue::SwiGlu) {
+            // Gate and up panels alternate; lin.n counts both.
+            float* up = c + ROW_BLOCK * PANEL;
+            sums(job, 2 * group, row, rows, c);
+            sums(job, 2 * group + 1, row, rows, up);
+            write_swiglu(c, up, job, row, rows, group * PANEL, min_of(PANEL, lin.n / 2 - group * PANEL));
+            continue;
+        }
+        const int64_t at = group * PANEL, count = min_of(PANEL, lin.n - at);
+        sums(job, group, row, rows, c);
+        if (lin.bias) add_bias(lin, group, rows, c);
+        float* y = (float*)job.y + row * job.ldy + at;
+        if (job.epilogue == Epilogue::Add) write_rows<true>(c, y, job.ldy, rows, count);
+        else write_rows<false>(c, y, job.ldy, rows, count);
+    }
+}
+
+}  // namespace IG_NS
