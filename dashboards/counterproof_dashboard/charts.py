@@ -86,10 +86,10 @@ def forest(
             tooltip=tooltip,
         ),
         alt.Chart(frame[frame["ratio"].isna()])
-        .mark_text(fontStyle="italic", color=theme.verdict_colour("not measured", mode))
-        .encode(x=alt.value(120), y=y, text="note:N"),
+        .mark_text(align="left", fontStyle="italic", color=theme.verdict_colour("not measured", mode))
+        .encode(x=alt.value(6), y=y, text="note:N"),
     ]
-    return _finish(alt.layer(*layers), title, subtitle, height=alt.Step(46))
+    return _finish(alt.layer(*layers), title, subtitle, mode, height=alt.Step(44))
 
 
 def _same(x: alt.X, field: str) -> alt.X:
@@ -149,7 +149,7 @@ def waterfall(
         .mark_rule(color=theme.band("rule", mode), strokeDash=[4, 3])
         .encode(x=x)
     )
-    return _finish(alt.layer(zero, bars, whiskers), title, subtitle, height=alt.Step(40))
+    return _finish(alt.layer(zero, bars, whiskers), title, subtitle, mode, height=alt.Step(40))
 
 
 def blocks(
@@ -192,12 +192,14 @@ def blocks(
             tooltip=["arm:N", "ratio:Q", "ci_low:Q", "ci_high:Q"],
         ),
     ]
-    return _finish(alt.layer(*layers), title, subtitle, height=alt.Step(46))
+    return _finish(alt.layer(*layers), title, subtitle, mode, height=alt.Step(44))
 
 
-def _finish(chart: alt.LayerChart, title: str, subtitle: list[str], *, height: object) -> alt.LayerChart:
+def _finish(
+    chart: alt.LayerChart, title: str, subtitle: list[str], mode: str, *, height: object
+) -> alt.LayerChart:
     return (
-        chart.properties(title=theme.titled(title, subtitle), width="container", height=height)
+        chart.properties(title=theme.titled(title, subtitle, mode), width="container", height=height)
         .configure_view(strokeWidth=0)
         .configure_axis(gridOpacity=0.35, domain=False)
     )

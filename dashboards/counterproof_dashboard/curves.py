@@ -7,6 +7,7 @@ value of each time bin (memory), so that no request and no peak is left out by c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import altair as alt
 import numpy as np
@@ -86,20 +87,17 @@ def ecdf(
     title: str,
     subtitle: list[str],
     unit: str = "ms",
+    reach: Sequence[float] | None = None,
     mode: str = theme.LIGHT,
 ) -> alt.LayerChart:
     """Thin lines: each block. Thick lines: all blocks of an arm together, with its DKW band.
 
-    The value axis is logarithmic unless a value is 0 or below.
+    The value axis is logarithmic unless a value is 0 or below. `reach`: values that the axis must hold (charts side
+    by side share them); None takes those of the curves.
     """
-    x = _value_axis(curves["value"], unit)
-    y = alt.Y(
-        "fraction:Q",
-        title="share of all requests at or below",
-        scale=alt.Scale(domain=[0, 1]),
-        axis=alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 0.9, 1]),
-    )
-    colour = alt.Color("arm:N", scale=theme.arm_scale(mode), legend=alt.Legend(title=None, orient="top"))
+    x = _value_axis(curves["value"].dropna().tolist() if reach is None else list(reach), unit)
+    y = _share_axis("fraction")
+    colour = _arm_colour(curves, mode)
     tooltip = [
         "arm:N",
         "curve:N",
@@ -110,7 +108,7 @@ def ecdf(
     layers = [
         alt.Chart(band)
         .mark_area(interpolate="step-after", opacity=0.14, clip=True)
-        .encode(x=x, y=alt.Y("low:Q", title=y.title, scale=y.scale, axis=y.axis), y2="high:Q", color=colour),
+        .encode(x=x, y=_share_axis("low"), y2="high:Q", color=colour),
         alt.Chart(curves[curves["curve"] != POOLED])
         .mark_line(strokeWidth=0.9, opacity=0.5, **line)
         .encode(x=x, y=y, color=colour, detail="curve:N", tooltip=tooltip),
@@ -118,14 +116,32 @@ def ecdf(
         .mark_line(strokeWidth=2.8, **line)
         .encode(x=x, y=y, color=colour, tooltip=tooltip),
     ]
-    chart = alt.layer(*layers).properties(title=theme.titled(title, subtitle), width="container", height=340)
+    chart = alt.layer(*layers).properties(
+        title=theme.titled(title, subtitle, mode), width="container", height=430
+    )
     return chart.configure_view(strokeWidth=0).configure_axis(gridOpacity=0.35, domain=False)
 
 
-def _value_axis(values: pd.Series, unit: str) -> alt.X:
-    numbers = [float(v) for v in values.dropna()]
+def _arm_colour(frame: pd.DataFrame, mode: str) -> alt.Color:
+    """Every arm's own colour; the legend names those that are drawn."""
+    present = [arm for arm in theme.ARM_ORDER if arm in set(frame["arm"])]
+    legend = alt.Legend(title=None, orient="top", values=present, symbolOpacity=1)
+    return alt.Color("arm:N", scale=theme.arm_scale(mode), legend=legend)
+
+
+def _share_axis(field: str) -> alt.Y:
+    return alt.Y(
+        f"{field}:Q",
+        title="share of all requests at or below",
+        scale=alt.Scale(domain=[0, 1]),
+        axis=alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 0.9, 1]),
+    )
+
+
+def _value_axis(numbers: list[float], unit: str) -> alt.X:
     if not numbers or min(numbers) <= 0:
-        return alt.X("value:Q", title=f"{unit} (linear scale)")
+        scale = alt.Scale(domain=[min(numbers, default=0.0), max(numbers, default=1.0)])
+        return alt.X("value:Q", title=f"{unit} (linear scale)", scale=scale)
     low, high = log_domain(numbers) or (0.1, 10.0)
     axis = alt.Axis(values=log_ticks(low, high, most=10), format=",~r")
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
@@ -153,6 +169,6 @@ def timeline(
                 alt.Tooltip("value:Q", format=",.4~r", title=unit),
             ],
         )
-        .properties(title=theme.titled(title, subtitle), width="container", height=240)
+        .properties(title=theme.titled(title, subtitle, mode), width="container", height=360)
     )
     return chart.configure_view(strokeWidth=0).configure_axis(gridOpacity=0.35, domain=False)

@@ -189,7 +189,9 @@ def _reasons(error: BaseException) -> tuple[str, ...]:
     if isinstance(error, KeyError):
         return (f"a record lacks the field {error}",)
     message = str(error) or type(error).__name__
-    return tuple(dict.fromkeys([message, *map(str, details or [])]))
+    listed = [str(detail) for detail in details or []]
+    # The message often begins with the first detail; said once is enough.
+    return tuple(dict.fromkeys([message, *(detail for detail in listed if not message.startswith(detail))]))
 
 
 def _runs(paths: StudyPaths, running: bool) -> Iterator[Run]:

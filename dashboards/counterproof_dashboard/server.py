@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 
+from streamlit.runtime.pages_manager import PagesManager
 from streamlit.web import cli
 
 GRACE_SECONDS = 5.0
@@ -27,6 +28,9 @@ def _stop_when_input_closes() -> None:
 
 def main() -> None:
     """Serve until stopped. Exits the process."""
+    # A folder called "pages" beside the entry script makes Streamlit's first session run a linked page alone, without
+    # the entry script, until st.navigation was called once: a link opened first would show a page without its frame.
+    PagesManager.uses_pages_directory = False
     threading.Thread(target=_stop_when_input_closes, daemon=True).start()
     cli.main(["run", *sys.argv[1:]], prog_name="streamlit")
 

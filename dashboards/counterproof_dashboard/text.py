@@ -92,7 +92,7 @@ def quantity(value: object, unit: str) -> str:
         return milliseconds(found)
     if unit in {"bytes", "B"}:
         return size(found)
-    if unit in {"fraction", "rate", "share"}:
+    if unit == "fraction" or unit.startswith("share of"):
         return f"{significant(found * 100)} %" if found else "0 %"
     if found == int(found) and abs(found) < 1e15:
         return f"{int(found):,} {visible(unit)}".strip()
@@ -115,6 +115,11 @@ def change(value: float | None) -> str:
     percent = (value - 1) * 100
     sign = "−" if percent < 0 else "+"
     return f"{sign}{significant(abs(percent), 2 if abs(percent) < 10 else 3)} %"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage: 0.0371 is 3.7 %."""
+    return NOT_RECORDED if value is None else f"{significant(value * 100, 2)} %"
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -74,8 +74,16 @@ def band(name: str, mode: str = LIGHT) -> str:
     return _BANDS[_mode(mode)][name]
 
 
-def titled(text: str, subtitle: list[str]) -> alt.TitleParams:
-    """A chart's title with its counts below it, left-aligned."""
+def titled(text: str, subtitle: list[str], mode: str = LIGHT) -> alt.TitleParams:
+    """A chart's title with its counts below it, left-aligned, readable on the reader's background."""
     return alt.TitleParams(
-        text=text, subtitle=subtitle, anchor="start", fontSize=15, subtitleFontSize=12, offset=14, limit=900
+        text=text,
+        subtitle=subtitle,
+        anchor="start",
+        fontSize=15,
+        subtitleFontSize=12,
+        offset=14,
+        limit=900,
+        subtitleColor=_BANDS[_mode(mode)]["rule"],
+        subtitlePadding=4,
     )

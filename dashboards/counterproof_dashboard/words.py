@@ -34,6 +34,22 @@ METRIC_HELP: Mapping[str, str] = MappingProxyType(
         "client_queue_ms": "From the moment a request was scheduled until the client sent it.",
     }
 )
+CHECK_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "samples": "All samples are there",
+        "clock": "Time stamps are in order",
+        "workload": "Same requests in every arm",
+        "one_variable": "Exactly one variable changed",
+        "arms_differ": "The change did something",
+        "a_a": "Baseline against itself (A/A)",
+        "slowed_recovered": "A known delay is seen",
+        "output_length": "Outputs equally long",
+        "littles_law": "Little's law",
+        "client_queue": "The client did not queue",
+        "outputs": "Timed outputs agree",
+        "equivalence": "Equal outputs, bit by bit",
+    }
+)
 DECISION_WORDS: Mapping[str, str] = MappingProxyType(
     {
         "PROMOTE": "promote it to exactly the scope that was measured",
@@ -59,8 +75,6 @@ def metric_name(metric: str, statistic: str = "") -> str:
     return f"{name}, {statistic}" if statistic and statistic not in {"total", "peak", "identical"} else name
 
 
-def direction(better: str) -> str:
-    """Which way is better."""
-    return {"lower": "lower is better", "higher": "higher is better", "equal": "must be equal"}.get(
-        better, ""
-    )
+def check_name(check: str) -> str:
+    """A validity check or hard limit in words."""
+    return CHECK_NAMES.get(check, check.replace("_", " "))

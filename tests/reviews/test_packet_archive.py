@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +37,15 @@ def packet(tmp_path: Path) -> Path:
 
 def refusal(path: Path) -> str:
     """The code a file is refused with, on opening or on reading its content."""
-    with pytest.raises(PacketError) as caught, Archive.open(path) as opened:
+    with pytest.raises(PacketError) as caught:
+        read_all(path)
+    return caught.value.code
+
+
+def read_all(path: Path) -> None:
+    with Archive.open(path) as opened:
         for name in opened.members:
             opened.sha256(name)
-    return caught.value.code
 
 
 def make_zip(path: Path, fill: Callable[[zipfile.ZipFile], None]) -> Path:
@@ -64,14 +70,9 @@ def named(tmp_path: Path, *names: str) -> Path:
             info.filename = name
             out.writestr(info, b"{}\n")
 
-    with pytest.warns(UserWarning) if len(set(names)) < len(names) else _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Duplicate name")
         return make_zip(tmp_path / "named.zip", fill)
-
-
-class _quiet:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *args: object) -> None: ...
 
 
 # -- the one form ------------------------------------------------------------------------------------------
@@ -405,8 +406,8 @@ print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 102
 
 
 def test_huge_packet_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    """A sparse member of 768 MiB is hashed with a few MiB; its checksum of zero is refused only at the end."""
-    size = 768 << 20
+    """A sparse member of 400 MiB is hashed with a few MiB; its checksum of zero is refused only at the end."""
+    size = 400 << 20
     member = archive.Member("big", size, 0, 0)
     directory = archive.central_header(member)
     path = tmp_path / "z"

@@ -142,6 +142,7 @@ def _play_step(
     """Advance every live request by one token; returns the time after the step."""
     overhead = int(model.overhead_ms * MS)
     begin = max(now, max(r.sent for r in live)) + 30_000
+    _gauge(model, tables, live, begin)
     after_compute = begin + overhead // 2 + compute_ns
     end = after_compute + overhead // 2 + model.delay_us * 1000
     work = {r.index: _step_tokens(model, r) for r in live}
@@ -172,7 +173,8 @@ def _play_step(
             "margin": request.margins[len(request.times) - 1],
         }
         tables.tokens.append(row)
-    _gauge(model, tables, live, end)
+    if all(len(r.times) == len(r.tokens) for r in live):
+        _gauge(model, tables, [], end)
     return end
 
 
@@ -210,9 +212,10 @@ def _stage(
 
 
 def _gauge(model: RunModel, tables: RunTables, live: list[_Live], time_ns: int) -> None:
+    """A gauge row as the engine writes it: when a step is planned, and when it falls idle."""
     used = 0
     if model.kv_cache:
-        used = sum(-(-(len(r.prompt) + len(r.times) - 1) // BLOCK_TOKENS) for r in live)
+        used = sum(-(-(len(r.prompt) + len(r.times)) // BLOCK_TOKENS) for r in live)
     tables.resources.append(
         {
             "time_ns": time_ns,

@@ -279,7 +279,8 @@ def _write_run(folder: Path, model: StudyModel, plan_sha: str, journal: Journal,
 def _write_files(run: Path, model: StudyModel, key: RunKey, tables: Any, environment: dict[str, Any]) -> None:
     arm = key.arm
     for name, schema in TABLES.items():
-        rows = getattr(tables, name.removesuffix(".parquet"))
+        # Nothing of the equivalence phase is timed: its tables are empty, as the harness leaves them.
+        rows = getattr(tables, name.removesuffix(".parquet")) if key.block is not None else []
         full = [{column: row.get(column) for column in schema.names} for row in rows]
         pq.write_table(pa.Table.from_pylist(full, schema=schema), run / name, compression="zstd")
     prompts = {row["request_index"]: model.prompt_text for row in tables.outputs}
@@ -311,6 +312,9 @@ def _equivalence_events(model: StudyModel, arm: str, tables: Any) -> list[dict[s
             "time_ns": 1,
             "kind": "equivalence_logits",
             "request_index": row["request_index"],
+            "tokens": row["output_tokens"],
+            "logit_rows": row["output_tokens"],
+            "tokens_sha256": row["output_sha256"],
             "logits_sha256": _sha256(f"{row['output_sha256']}{differs}".encode()),
         }
         for row in tables.requests

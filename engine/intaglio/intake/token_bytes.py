@@ -54,6 +54,13 @@ class TokenBytes:
             found = self._known[token_id] = self._compute(token_id)
         return found
 
+    def missing_bytes(self) -> frozenset[int]:
+        """The bytes no token stands for: a byte-level vocabulary trained on a restricted alphabet loses them."""
+        if not self._byte_level:
+            return frozenset()
+        known = set(self._tokens.values())
+        return frozenset(byte for character, byte in self._alphabet.items() if character not in known)
+
     def _compute(self, token_id: int) -> bytes:
         token = self._tokens.get(token_id)
         if token is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ class Tokenizer:
         self._settings = _optional(folder / catalogue.TOKENIZER_CONFIG)
         self._config = catalogue.read_json(folder / catalogue.CONFIG)
         self._table = TokenBytes(document)
+        self._missing = self._table.missing_bytes()
         self._plain = _load(folder / catalogue.TOKENIZER)
-        self._parsing = _load(folder / catalogue.TOKENIZER)
+        self._path = folder / catalogue.TOKENIZER
         self._plain.encode_special_tokens = True
         self._special_texts = [
             row["content"] for row in document.get("added_tokens", []) if row.get("special")
@@ -48,6 +50,7 @@ class Tokenizer:
         add_bos        True puts the BOS token first, False does not, None follows the model's own rule
         parse_special  False: the text of a special token is plain text, so a prompt cannot inject control
                        tokens. True: it becomes the token, as Hugging Face tokenizers do by default.
+                       (What a model adds to its vocabulary without calling it special is always parsed.)
 
         Raises PromptEncodingError for lone surrogates and for what is no string.
         """
@@ -59,6 +62,15 @@ class Tokenizer:
                 raise PromptEncodingError("this model has no BOS token; leave add_bos out", field="add_bos")
             return [self.bos_token_id, *ids]
         return ids
+
+    def unencodable(self, text: str) -> str:
+        """The distinct characters of `text` that the vocabulary lacks; `encode` leaves them out, as the
+        model's own tokenizer does (SmolLM2: six control characters and two unassigned planes)."""
+        if not self._missing:
+            return ""
+        return "".join(
+            sorted(c for c in set(text) if not self._missing.isdisjoint(c.encode("utf-8", "replace")))
+        )
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD. Raises TokenRangeError."""
@@ -81,7 +93,7 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, or None."""
-        found: int | None = self._parsing.token_to_id(token)
+        found: int | None = self._plain.token_to_id(token)
         return found
 
     @property
@@ -117,6 +129,12 @@ class Tokenizer:
         _check_text(text)
         return self._encode_marked(text, {mark: special for special, mark in marks.items()})
 
+    @functools.cached_property
+    def _parsing(self) -> tokenizers.Tokenizer:
+        # A second one, since the switch is a property of the tokenizer and requests come from many threads;
+        # only chat prompts need it.
+        return _load(self._path)
+
     def _encode_marked(self, text: str, originals: dict[str, str]) -> list[int]:
         """Encode `text` with special tokens parsed, then the marks in it as the plain text they stand for."""
         ids: list[int] = []
@@ -144,15 +162,15 @@ class Tokenizer:
         return token_id
 
     def _bos_rule(self) -> bool:
+        """tokenizer.json's post-processor alone decides, as in transformers 5 (it ignores `add_bos_token`)."""
         if self.bos_token_id is None:
             return False
-        with_rule: list[int] = self._parsing.encode("a", add_special_tokens=True).ids
-        without: list[int] = self._parsing.encode("a", add_special_tokens=False).ids
+        with_rule: list[int] = self._plain.encode("a", add_special_tokens=True).ids
+        without: list[int] = self._plain.encode("a", add_special_tokens=False).ids
         if with_rule == without:
-            # transformers builds the rule from this setting where tokenizer.json has none.
-            return self._settings.get("add_bos_token") is True
+            return False
         if with_rule == [self.bos_token_id, *without]:
-            return self._settings.get("add_bos_token") is not False
+            return True
         raise ModelError(
             "tokenizer.json adds other tokens than BOS to a prompt; that is not supported", field="model"
         )

@@ -32,9 +32,13 @@ class Interval:
 
 
 def t_interval(values: Sequence[float | None], alpha: float = 0.05) -> Interval | None:
-    """Two-sided t interval of the mean of the present values, or None below six of them or if one is not finite."""
-    present = [v for v in values if v is not None]
-    if len(present) < MIN_BLOCKS or not all(math.isfinite(v) for v in present):
+    """Two-sided t interval of the mean at 1 - alpha, or None below six values or when one is missing.
+
+    A missing block is never skipped: a block whose statistic is unbounded because requests failed would be the
+    very one that leaves the sample.
+    """
+    present = [v for v in values if v is not None and math.isfinite(v)]
+    if len(present) < len(values) or len(present) < MIN_BLOCKS:
         return None
     sample = np.asarray(present, dtype=np.float64)
     k = len(present)
@@ -60,7 +64,7 @@ def differences(first: Sequence[float | None], second: Sequence[float | None]) -
 
 
 def t_p_value(values: Sequence[float | None], null: float = 0.0, side: str = "two") -> float | None:
-    """p-value of the t test of mean == null (side "two") or mean <= null (side "greater"); None below six."""
+    """p-value of the t test of mean == null (side "two") or mean <= null (side "greater"); None without an interval."""
     interval = t_interval(values)
     if interval is None:
         return None

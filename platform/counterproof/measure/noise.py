@@ -42,7 +42,9 @@ def a_a_gate(again: Sequence[float | None], band: float) -> Gate:
     if narrow.low < -edge or narrow.high > edge:
         inside = f"[{_pct(narrow.low)}, {_pct(narrow.high)}]"
         return Gate(False, f"the 90 % interval {inside} of A/A leaves the band of {100 * band:g} %")
-    return Gate(True, f"A/A effect {_pct(narrow.mean)}, 90 % interval [{_pct(narrow.low)}, {_pct(narrow.high)}]")
+    return Gate(
+        True, f"A/A effect {_pct(narrow.mean)}, 90 % interval [{_pct(narrow.low)}, {_pct(narrow.high)}]"
+    )
 
 
 def _pct(log_ratio: float) -> str:

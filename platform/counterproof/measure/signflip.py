@@ -14,10 +14,11 @@ MAX_BLOCKS = 20
 
 
 def sign_flip_p(values: Sequence[float | None]) -> float | None:
-    """Two-sided exact p-value of mean 0 over the present values; None without any or above 20 of them."""
-    sample = np.asarray([v for v in values if v is not None], dtype=np.float64)
-    k = int(sample.size)
-    if k == 0 or k > MAX_BLOCKS or not np.isfinite(sample).all():
+    """Two-sided exact p-value of mean 0; None without values, above 20 of them, or when one is missing."""
+    present = [v for v in values if v is not None]
+    sample = np.asarray(present, dtype=np.float64)
+    k = len(values)
+    if k == 0 or k > MAX_BLOCKS or len(present) < k or not np.isfinite(sample).all():
         return None
     observed = abs(float(sample.sum()))
     sums = np.zeros(1)

@@ -113,7 +113,8 @@ def workload_sha256(plan: dict[str, Any], block: int | None) -> str | None:
     has no such phase). Raises EvidenceError for a block that is not planned."""
     workload = plan["workload"]
     if block is None:
-        return workload.get("equivalence_sha256")
+        registered: str | None = workload.get("equivalence_sha256")
+        return registered
     by_block: list[str] = workload["sha256_by_block"]
     if block >= len(by_block):
         raise EvidenceError(f"block {block} is not in the plan, which has {len(by_block)}")

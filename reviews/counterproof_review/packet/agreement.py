@@ -12,8 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from counterproof_review.packet.layout import MIN_BLOCKS
 from scipy import stats
+
+from counterproof_review.packet.layout import MIN_BLOCKS
 
 CONSISTENT = "CONSISTENT"
 NOT_CONSISTENT = "NOT CONSISTENT"

@@ -93,6 +93,8 @@ def lines(archive: Archive, path: str) -> Iterator[dict[str, Any]]:
     for chunk in archive.stream(path):
         if not count and not rest:
             check_head(chunk[:_HEAD_BYTES], path)
+            if looks_like_text_pickle(chunk[:_SCAN_BYTES]):
+                raise PacketError("E_PICKLE", "is a pickle in text form", path=path)
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             count += 1

@@ -28,6 +28,7 @@ RUN_LOCK = "replay/run.lock.json"
 ENVIRONMENT_LOCK = "replay/env/env.lock.json"
 CODE_LOCK = "replay/code/code.lock.json"
 INPUTS = "replay/inputs/"
+WARMUP = "replay/inputs/warmup.jsonl"
 MODELS_LOCK = "replay/models/models.lock.json"
 NOISE = "noise/noise.json"
 ENVIRONMENT = "provenance/environment.json"
@@ -92,6 +93,7 @@ PLACES: tuple[Place, ...] = (
     _exactly(RUN_LOCK, "lock"),
     _exactly(ENVIRONMENT_LOCK, "lock"),
     _exactly(CODE_LOCK, "lock"),
+    _exactly(WARMUP, "input", JSONL),
     _several(f"{INPUTS}block-<n>.jsonl", re.escape(INPUTS) + r"block-[0-9]{2,4}\.jsonl", "input", JSONL),
     _exactly(MODELS_LOCK, "lock"),
     _exactly(NOISE, "noise"),

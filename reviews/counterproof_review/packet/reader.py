@@ -284,7 +284,7 @@ def _check_unique(name: str, seen: dict[str, str]) -> None:
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     if folded in seen:
         other = seen[folded]
-        kind = "stands twice in the packet" if other == name else f"collides with {ascii(other)}"
+        kind = "stands twice in the packet" if other == name else f"collides with {other!a}"
         raise PacketError("E_DUPLICATE", kind, path=ascii(name)[:160])
     seen[folded] = name
 

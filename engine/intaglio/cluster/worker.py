@@ -1,0 +1,205 @@
+"""One rank's executor: weights, KV store and sampler behind two plain records, StepPlan in and StepResult out.
+
+A worker never schedules. What is wrong with one row becomes that row's error; what breaks the step raises WorkerError.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from intaglio.compute import selftest
+from intaglio.compute.accounting import step_cost
+from intaglio.compute.batch import build_batch
+from intaglio.compute.decoder import Decoder
+from intaglio.compute.graph import EagerGraph
+from intaglio.compute.layers import RopeTable
+from intaglio.compute.numerics import choose, transposes_linears
+from intaglio.compute.shard import ShardGroup
+from intaglio.compute.spec import read_spec
+from intaglio.compute.weights import load_weights
+from intaglio.config import EngineConfig
+from intaglio.errors import ConfigError, WorkerError
+from intaglio.intake.step_plan import RowPlan, RowResult, StepPlan, StepResult
+from intaglio.output.sampler import Choice, sample
+from intaglio.state.kv_store import KVStore, PoolGroup
+
+_TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+Description = dict[str, str | int | tuple[int, ...] | None]
+
+
+class Worker:
+    """Loads `model_folder` as `config` says. Raises ModelError, ConfigError, or NumericsError when invariant
+    mode fails its self-test on this machine."""
+
+    def __init__(self, config: EngineConfig, model_folder: Path) -> None:
+        self._config = config
+        self._device = _device(config)
+        torch.set_num_threads(config.threads.count or _usable_cores())
+        dtype = _TORCH_DTYPES[config.dtype]
+        self._spec = read_spec(model_folder)
+        self._numerics = choose(config.numerics.mode, self._device)
+        transposed = transposes_linears(dtype, self._device)
+        with torch.inference_mode():
+            weights = load_weights(model_folder, self._spec, dtype, self._device, transposed=transposed)
+            if config.numerics.mode == "invariant":
+                selftest.require_invariance(self._numerics, self._spec, weights)
+        self._decoder = Decoder(self._spec, weights, self._numerics, ShardGroup())
+        self._graph = EagerGraph(self._decoder)
+        self._rope = RopeTable(self._spec, self._device)
+        kv_dtype = dtype if config.kv_cache.format == "auto" else _TORCH_DTYPES[config.kv_cache.format]
+        self._pool = PoolGroup(self._spec.layers, self._spec.kv_heads, self._spec.head_dim, kv_dtype)
+        self._store: KVStore | None = None
+
+    @property
+    def store(self) -> KVStore | None:
+        """The KV store after configure_kv; None without a cache."""
+        return self._store
+
+    def describe(self) -> Description:
+        """Facts about what was loaded, plain values. Tuples hold one value per pool group."""
+        spec, weights = self._spec, self._decoder.weights
+        return {
+            "architecture": spec.family,
+            "layers": spec.layers,
+            "hidden": spec.hidden,
+            "heads": spec.heads,
+            "kv_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "vocab_size": spec.vocab,
+            "max_positions": spec.max_positions,
+            "parameters": weights.parameters,
+            "weight_bytes": weights.nbytes,
+            "eos_token_ids": spec.eos_token_ids,
+            "bos_token_id": spec.bos_token_id,
+            "kv_format": "fp32" if self._pool.dtype == torch.float32 else "bf16",
+            "kv_bytes_per_token": (self._pool.bytes_per_token,),
+            "kv_blocks_fit": self._blocks_fit(),
+            "kernel_path": self._numerics.path,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+    def configure_kv(self, blocks: int) -> None:
+        """Allocate the KV store with `blocks` blocks. Raises ConfigError if the cache is off or memory lacks."""
+        if not self._config.kv_cache.enabled:
+            raise ConfigError(
+                "kv_cache.enabled is false, so there is no store to size", field="kv_cache.enabled"
+            )
+        try:
+            self._store = KVStore(self._pool, blocks, self._config.kv_cache.block_tokens, self._device)
+        except (RuntimeError, MemoryError) as error:
+            raise ConfigError(
+                f"{blocks} KV blocks do not fit into memory; lower kv_cache.blocks or kv_cache.memory_mib",
+                field="kv_cache.blocks",
+            ) from error
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Row order of the result is the plan's. Raises WorkerError if the step as a whole failed."""
+        began = time.perf_counter_ns()
+        if plan.use_cache and self._store is None:
+            raise WorkerError("the plan uses a KV cache but none was configured; call configure_kv first")
+        errors = {row.request_id: self._refuse(row, plan.use_cache) for row in plan.rows}
+        rows = tuple(row for row in plan.rows if not errors[row.request_id])
+        store = self._store if plan.use_cache else None
+        try:
+            with torch.inference_mode():
+                logits, events = self._forward(rows, store)
+                computed = time.perf_counter_ns()
+                results = self._choose(rows, logits)
+        except (RuntimeError, MemoryError) as error:
+            raise WorkerError(f"step {plan.step} failed in the model: {error}") from error
+        ended = time.perf_counter_ns()
+        cost = step_cost(self._spec, rows, self._pool.bytes_per_token if store is not None else 0)
+        refused = {rid: RowResult(rid, error=text) for rid, text in errors.items() if text}
+        return StepResult(
+            step=plan.step,
+            digest=plan.digest(),
+            rows=tuple(refused.get(row.request_id) or results[row.request_id] for row in plan.rows),
+            spans=(("forward", began, computed - began), ("sample", computed, ended - computed)),
+            events=events,
+            tokens_computed=cost.tokens,
+            flops=cost.flops,
+            kv_bytes_written=cost.kv_bytes_written,
+            kv_bytes_read=cost.kv_bytes_read,
+        )
+
+    def close(self) -> None:
+        """Drop the KV store. The worker cannot execute cached steps afterwards."""
+        self._store = None
+
+    def _blocks_fit(self) -> int:
+        if not self._config.kv_cache.enabled:
+            return 0
+        block_bytes = self._pool.bytes_per_token * self._config.kv_cache.block_tokens
+        return self._config.kv_cache.memory_mib * 1024 * 1024 // block_bytes
+
+    def _forward(
+        self, rows: tuple[RowPlan, ...], store: KVStore | None
+    ) -> tuple[torch.Tensor, tuple[tuple[str, str], ...]]:
+        if not rows:
+            return torch.empty(0, self._spec.vocab), ()
+        batch = build_batch(rows, store, self._rope, self._device)
+        gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
+        events = (("kv_gather", str(gathers)),) if gathers else ()
+        return self._graph.run(batch), events
+
+    def _refuse(self, row: RowPlan, use_cache: bool) -> str:
+        """Why a row cannot be computed, or ""."""
+        count = len(row.tokens)
+        if not count or min(row.tokens) < 0 or max(row.tokens) >= self._spec.vocab:
+            return f"tokens must be a non-empty list of ids in 0..{self._spec.vocab - 1}"
+        if any(not 0 <= i < count for i in row.logit_rows) or (row.sample is not None and not row.logit_rows):
+            return "logit_rows must name queries of the row, at least one where a token is to be sampled"
+        if row.draft:
+            return "rows with draft tokens are not supported by this worker"
+        if row.start < 0 or row.start + count > self._spec.max_positions:
+            return f"positions {row.start}..{row.start + count - 1} exceed the model's {self._spec.max_positions}"
+        if not use_cache or self._store is None:
+            return "" if row.start == 0 and row.context_len == 0 else "a row without a cache must start at 0"
+        if row.context_len != row.start or len(row.block_tables) != 1 or len(row.generations) != 1:
+            return "a cached row needs context_len == start and one block table with generations"
+        return self._store.claim(row.block_tables[0], row.generations[0], row.start, row.start + count)
+
+    def _choose(self, rows: tuple[RowPlan, ...], logits: torch.Tensor) -> dict[str, RowResult]:
+        """Sample from the last logit row of each row that wants a token."""
+        results: dict[str, RowResult] = {}
+        start = 0
+        for row in rows:
+            stop = start + len(row.logit_rows)
+            wanted = logits[start:stop]
+            kept = wanted.cpu().numpy().copy() if row.want_logits else None
+            choice = None if row.sample is None else sample(wanted[-1:], (row.sample,))[0]
+            results[row.request_id] = _row_result(row.request_id, choice, kept)
+            start = stop
+        return results
+
+
+def _row_result(request_id: str, choice: Choice | None, logits: np.ndarray | None) -> RowResult:
+    if choice is None:
+        return RowResult(request_id, logits=logits)
+    if choice.error:
+        return RowResult(request_id, logits=logits, error=choice.error)
+    return RowResult(
+        request_id,
+        tokens=(choice.token,),
+        logprobs=(choice.logprob,),
+        top_logprobs=(choice.top,),
+        margins=(choice.margin,),
+        logits=logits,
+    )
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no CUDA device; use device=cpu", field="device")
+    return torch.device(config.device)

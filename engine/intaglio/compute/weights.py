@@ -1,0 +1,201 @@
+"""Read a checkpoint's safetensors into fused, typed weights without holding them twice.
+
+Each layer's file handles are opened and closed around the layer, so that the mapped pages of the file leave the
+resident set before the next layer is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from intaglio.compute.layers import LayerWeights, Linear, ModelWeights
+from intaglio.compute.spec import ModelSpec
+from intaglio.errors import ModelError
+
+
+def load_weights(
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, transposed: bool
+) -> ModelWeights:
+    """Load `folder`'s safetensors in `dtype`. `transposed`: store linears as [in, out].
+
+    Raises ModelError for a missing, surplus-shaped or unreadable tensor, naming it.
+    """
+    reader = _Checkpoint(folder)
+    loader = _Loader(reader, spec, dtype, device, transposed)
+    layers = tuple(loader.layer(i) for i in range(spec.layers))
+    with reader.opened():
+        head_name = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
+        if not spec.tied and not reader.has(head_name):
+            raise ModelError(f"{folder}: {head_name} is missing although the head is not tied")
+        head = loader.linear([head_name], [spec.vocab], spec.hidden, None)
+        embedding = (
+            None if spec.tied else loader.dense("model.embed_tokens.weight", (spec.vocab, spec.hidden))
+        )
+        final_norm = loader.dense("model.norm.weight", (spec.hidden,))
+    return ModelWeights(embedding, layers, final_norm, head, loader.parameters, loader.nbytes)
+
+
+class _Checkpoint:
+    """The tensors of a folder by name, over one file or several named by an index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            self._file_of: dict[str, Path] = {name: folder / file for name, file in where.items()}
+        else:
+            self._file_of = dict(self._scan(folder))
+        self._open: dict[Path, Any] = {}
+
+    @staticmethod
+    def _scan(folder: Path) -> Iterator[tuple[str, Path]]:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ModelError(f"{folder} holds no .safetensors file; fetch or convert the model first")
+        for file in files:
+            try:
+                with safe_open(file, framework="pt") as handle:
+                    names = list(handle.keys())
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{file} is damaged ({error}); fetch the model again") from error
+            for name in names:
+                yield name, file
+
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Keep the files that are touched inside open, and unmap them at the end."""
+        with ExitStack() as stack:
+            self._stack = stack
+            try:
+                yield
+            finally:
+                self._open.clear()
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """One tensor as stored, checked against `shape`. It must not outlive `opened()`."""
+        file = self._file_of.get(name)
+        if file is None:
+            raise ModelError(f"{self.folder}: tensor {name} is missing; fetch the model again")
+        try:
+            if file not in self._open:
+                self._open[file] = self._stack.enter_context(safe_open(file, framework="pt"))
+            loaded: torch.Tensor = self._open[file].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} is damaged at {name} ({error}); fetch the model again") from error
+        if tuple(loaded.shape) != shape:
+            raise ModelError(
+                f"{self.folder}: {name} has shape {tuple(loaded.shape)}, config.json says {shape}"
+            )
+        return loaded
+
+
+class _Loader:
+    """Fuses and casts tensors into their final place, one copy each."""
+
+    def __init__(
+        self, reader: _Checkpoint, spec: ModelSpec, dtype: torch.dtype, device: torch.device, transposed: bool
+    ) -> None:
+        self._reader = reader
+        self._spec = spec
+        self._dtype = dtype
+        self._device = device
+        self._transposed = transposed
+        self.parameters = 0
+        self.nbytes = 0
+
+    def dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        source = self._reader.tensor(name, shape)
+        target = torch.empty(shape, dtype=self._dtype, device=self._device)
+        target.copy_(source)
+        self._count(target)
+        return target
+
+    def linear(
+        self, names: Sequence[str], outs: Sequence[int], inputs: int, biases: Sequence[str] | None
+    ) -> Linear:
+        """Several projections of the same input as one linear, their outputs one after another."""
+        total = sum(outs)
+        shape = (inputs, total) if self._transposed else (total, inputs)
+        weight = torch.empty(shape, dtype=self._dtype, device=self._device)
+        by_output = weight.t() if self._transposed else weight
+        start = 0
+        for name, out in zip(names, outs, strict=True):
+            by_output[start : start + out].copy_(self._reader.tensor(name, (out, inputs)))
+            start += out
+        self._count(weight)
+        return Linear(weight, self._bias(biases, outs), self._transposed)
+
+    def layer(self, index: int) -> LayerWeights:
+        spec, prefix = self._spec, f"model.layers.{index}."
+        with self._reader.opened():
+            attn, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+            qkv = self._projection(attn, ("q_proj", "k_proj", "v_proj"), spec.hidden)
+            out = self._projection(attn, ("o_proj",), spec.q_width)
+            gate_up = self._projection(mlp, ("gate_proj", "up_proj"), spec.hidden)
+            down = self._projection(mlp, ("down_proj",), spec.intermediate)
+            return LayerWeights(
+                input_norm=self.dense(f"{prefix}input_layernorm.weight", (spec.hidden,)),
+                qkv=qkv,
+                qk_norm=self._qk_norm(attn),
+                out=out,
+                post_norm=self.dense(f"{prefix}post_attention_layernorm.weight", (spec.hidden,)),
+                gate_up=gate_up,
+                down=down,
+                window=spec.windows[index],
+            )
+
+    def _projection(self, prefix: str, parts: Sequence[str], inputs: int) -> Linear:
+        spec = self._spec
+        widths = {
+            "q_proj": spec.q_width,
+            "k_proj": spec.kv_width,
+            "v_proj": spec.kv_width,
+            "o_proj": spec.hidden,
+            "gate_proj": spec.intermediate,
+            "up_proj": spec.intermediate,
+            "down_proj": spec.hidden,
+        }
+        names = [f"{prefix}{part}.weight" for part in parts]
+        biases = [f"{prefix}{part}.bias" for part in parts]
+        return self.linear(names, [widths[part] for part in parts], inputs, biases)
+
+    def _bias(self, names: Sequence[str] | None, outs: Sequence[int]) -> torch.Tensor | None:
+        present = [name for name in names or () if self._reader.has(name)]
+        if not present or names is None:
+            return None
+        bias = torch.zeros(sum(outs), dtype=self._dtype, device=self._device)
+        start = 0
+        for name, out in zip(names, outs, strict=True):
+            if name in present:
+                bias[start : start + out].copy_(self._reader.tensor(name, (out,)))
+            start += out
+        self._count(bias)
+        return bias
+
+    def _qk_norm(self, attn: str) -> torch.Tensor | None:
+        spec = self._spec
+        if spec.family != "qwen3":
+            return None
+        q = self._reader.tensor(f"{attn}q_norm.weight", (spec.head_dim,))
+        k = self._reader.tensor(f"{attn}k_norm.weight", (spec.head_dim,))
+        norm = torch.empty(spec.heads + spec.kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
+        norm[: spec.heads].copy_(q)
+        norm[spec.heads :].copy_(k)
+        self.parameters += 2 * spec.head_dim
+        self.nbytes += norm.nbytes
+        return norm
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        self.parameters += tensor.numel()
+        self.nbytes += tensor.nbytes

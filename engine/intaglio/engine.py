@@ -1,0 +1,335 @@
+"""The engine: requests in, tokens out. Everything else in this package is a part of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from intaglio import loading
+from intaglio.config import EngineConfig, Scalar
+from intaglio.errors import DuplicateRequestError, IntaglioError, RequestError
+from intaglio.intake import admission, validation
+from intaglio.intake.request import Prompt, RequestOutput, SamplingParams, TokenEvent
+from intaglio.intake.scheduler import Scheduler, SchedulerLimits
+from intaglio.intake.validation import RequestLimits
+from intaglio.output.stream import OutputHub
+from intaglio.state.block_pool import BlockPools
+from intaglio.stepping import Stepper
+from intaglio.telemetry import Telemetry
+from intaglio.trace import StageSpan, Trace
+
+
+class Engine:
+    """One model behind a queue. One thread drives `step` (or generate, stream); any thread may add or abort.
+
+    `loaded` replaces what `config.model` would load: a stand-in for tests, or a runner built elsewhere.
+    Raises ConfigError, ModelError, or NumericsError when invariant mode fails its self-test here.
+    """
+
+    def __init__(self, config: EngineConfig, *, loaded: loading.Loaded | None = None) -> None:
+        self._config = config.validate()
+        self._loaded = loaded or loading.load(config)
+        facts = self._loaded.facts
+        self.tokenizer: Any = self._loaded.codec
+        self._telemetry = Telemetry()
+        self.trace = Trace(self._telemetry.counters, enabled=config.trace.enabled)
+        self._pools = self._make_pools()
+        self._limits = RequestLimits(
+            vocab_size=facts.vocab_size,
+            max_model_len=loading.max_model_len(config, facts),
+            capacity=self._pools.capacity_tokens if self._pools else config.scheduler.token_budget,
+            use_cache=self._pools is not None,
+        )
+        self._scheduler = Scheduler(self._scheduler_limits(), self._pools, self._telemetry)
+        self._hub = OutputHub(self._loaded.codec, self._telemetry)
+        self._lock = threading.RLock()  # guards all state; never held while a step computes
+        self._stepping = threading.Lock()  # one step at a time
+        self._stepper = Stepper(
+            self._scheduler,
+            self._hub,
+            self._telemetry,
+            self.trace,
+            self._lock,
+            self._loaded.runner.execute,
+            self.gauges,
+            delay_us=config.inject.step_delay_us,
+        )
+        self._made_ids = 0
+        self._closed = False
+        self._note_fallbacks()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Requests
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        return_logits: bool = False,
+        enqueued_ns: int | None = None,
+    ) -> str:
+        """Admit a request and return its id. Raises a RequestError, and leaves nothing behind, if it is bad.
+
+        enqueued_ns: when it was ready to be sent, if it waited before this call (time.perf_counter_ns).
+        """
+        enqueued = time.perf_counter_ns() if enqueued_ns is None else enqueued_ns
+        return self._admit(prompt, params, request_id, return_logits, enqueued, None)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, whatever it is doing. False if it is not live (it may just have ended)."""
+        with self._lock:
+            sequence = self._scheduler.get(request_id)
+            if sequence is None:
+                return False
+            step, phase = sequence.in_flight, sequence.phase
+            self._hub.aborted(sequence)
+            self._scheduler.abort(request_id)
+            now = time.perf_counter_ns()
+            self._hub.seal(now)
+            self.trace.closed(request_id, now, step=step, step_start=self._stepper.started, phase=phase)
+            return True
+
+    def output(self, request_id: str) -> RequestOutput:
+        """A finished request's output, once. Raises UnknownRequestError."""
+        with self._lock:
+            return self._hub.take(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to report."""
+        with self._lock:
+            return self._scheduler.has_work or self._hub.undelivered
+
+    # Driving
+
+    def step(self) -> list[TokenEvent]:
+        """Compute one step. Returns the new events of requests that no stream() or generate() is reading."""
+        with self._stepping:
+            self._check_open()
+            return self._stepper.step()
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Admit a request and yield its events, driving the engine. Closing the iterator aborts the request.
+
+        The request is admitted (or refused) by this call, not by the first iteration.
+        """
+        queue: deque[TokenEvent] = deque()
+        request_id = self._admit(prompt, params, None, False, time.perf_counter_ns(), queue)
+        return self._events(request_id, queue)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        return_logits: bool = False,
+        on_error: str = "return",
+    ) -> list[RequestOutput]:
+        """Run prompts to their end, together, and return their outputs in order.
+
+        params: one for all, or one each. A bad request's output carries its typed `error` and the others are
+        unaffected; with on_error="raise" the first error is raised instead and the others are aborted.
+        """
+        pairs = _pairs(prompts, params, on_error)
+        outputs: dict[int, RequestOutput] = {}
+        pending: dict[str, int] = {}
+        queue: deque[TokenEvent] = deque()
+        try:
+            for index, (prompt, own) in enumerate(pairs):
+                try:
+                    name = self._admit(prompt, own, None, return_logits, time.perf_counter_ns(), queue)
+                    pending[name] = index
+                except RequestError as error:
+                    if on_error == "raise":
+                        raise
+                    outputs[index] = RequestOutput("", [], finish_reason="error", error=error)
+            while pending:
+                event = queue.popleft() if queue else None
+                if event is None:
+                    self.step()
+                elif event.finish_reason is not None:
+                    if event.error is not None and on_error == "raise":
+                        raise event.error
+                    outputs[pending.pop(event.request_id)] = self.output(event.request_id)
+        finally:
+            for name in pending:
+                self.abort(name)
+                self._hub.discard(name)
+        return [outputs[index] for index in range(len(pairs))]
+
+    # What it is and does
+
+    def effective_config(self) -> dict[str, Scalar]:
+        """What really runs: every configuration path with its value in force, and what follows from them."""
+        return loading.effective(self._config, self._loaded, self._pools.total if self._pools else 0)
+
+    def counters(self) -> dict[str, int]:
+        """Work done since the start (names: intaglio.telemetry.COUNTERS)."""
+        with self._lock:
+            values = self._telemetry.counters.snapshot()
+            values["blocks_allocated"] = self._pools.allocated if self._pools else 0
+            values["blocks_freed"] = self._pools.freed if self._pools else 0
+            return values
+
+    def gauges(self) -> dict[str, int]:
+        """What is held now."""
+        with self._lock:
+            return {
+                "running": self._scheduler.running,
+                "waiting": self._scheduler.waiting,
+                "kv_blocks_used": self._pools.occupied if self._pools else 0,
+                "kv_blocks_total": self._pools.total if self._pools else 0,
+                "kv_bytes_used": self._pools.occupied_bytes if self._pools else 0,
+            }
+
+    def drain_gauges(self) -> list[tuple[int, dict[str, int]]]:
+        """(time_ns, gauges) of every step since the last call, and of every moment the engine fell idle."""
+        with self._lock:
+            return self._telemetry.drain_gauges()
+
+    def drain_events(self) -> list[dict[str, Any]]:
+        """What went another way than usual since the last call: {"time_ns", "kind", ...}."""
+        with self._lock:
+            return self._telemetry.drain_events()
+
+    def drain_spans(self) -> list[StageSpan]:
+        """The trace since the last call (`trace.drain`, safe from any thread)."""
+        with self._lock:
+            return self.trace.drain()
+
+    def check_integrity(self) -> None:
+        """Raise BlockPoolError unless every KV block is accounted for by the live requests."""
+        with self._lock:
+            if self._pools:
+                self._pools.check_integrity(self._scheduler.tables())
+
+    def close(self) -> None:
+        """Abort what is live and let the workers go. Further requests and steps are refused."""
+        with self._stepping, self._lock:
+            if self._closed:
+                return
+            for request_id in self._scheduler.live_ids():
+                self.abort(request_id)
+            self._closed = True
+            self._loaded.runner.close()
+
+    def _events(self, request_id: str, queue: deque[TokenEvent]) -> Iterator[TokenEvent]:
+        try:
+            while True:
+                while queue:
+                    event = queue.popleft()
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+                self.step()
+        finally:
+            self.abort(request_id)
+
+    def _admit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        return_logits: bool,
+        enqueued_ns: int,
+        queue: deque[TokenEvent] | None,
+    ) -> str:
+        try:
+            ready = admission.prepare(prompt, params, self._loaded.codec, self._limits)
+            with self._lock:
+                self._check_open()
+                name = self._claim_id(request_id)
+                self._hub.open(
+                    name,
+                    ready.prompt,
+                    ready.params,
+                    ready.seed,
+                    enqueued_ns=enqueued_ns,
+                    want_logits=return_logits,
+                )
+                if queue is not None:
+                    self._hub.subscribe(name, queue)
+                self._scheduler.add(name, ready.prompt, ready.params, ready.seed, want_logits=return_logits)
+                self._telemetry.counters.add("requests_admitted")
+                self.trace.opened(name, enqueued_ns, ready.tokenized, len(ready.prompt))
+                return name
+        except RequestError as error:
+            with self._lock:
+                self._telemetry.counters.add("requests_rejected")
+                self._telemetry.event("rejected", code=error.code, field=error.field, message=str(error))
+            raise
+
+    def _claim_id(self, request_id: str | None) -> str:
+        if request_id is not None:
+            validation.check_request_id(request_id)
+            if self._hub.knows(request_id):
+                raise DuplicateRequestError(
+                    f"request id '{request_id}' is in use; choose another, or take its output first",
+                    field="request_id",
+                )
+            return request_id
+        while True:
+            self._made_ids += 1
+            name = f"request-{self._made_ids:012d}"
+            if not self._hub.knows(name):
+                return name
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise IntaglioError("the engine is closed; make a new one")
+
+    # Parts of construction
+
+    def _make_pools(self) -> BlockPools | None:
+        if not self._config.kv_cache.enabled:
+            return None
+        pools = BlockPools(loading.pool_groups(self._config, self._loaded.facts))
+        self._loaded.runner.configure_kv(pools.total)
+        return pools
+
+    def _scheduler_limits(self) -> SchedulerLimits:
+        scheduler = self._config.scheduler
+        return SchedulerLimits(
+            token_budget=scheduler.token_budget,
+            max_running=scheduler.max_running,
+            prefill_chunk=scheduler.prefill_chunk,
+            vocab_size=self._loaded.facts.vocab_size,
+            eos_token_ids=frozenset(self._loaded.codec.eos_token_ids),
+        )
+
+    def _note_fallbacks(self) -> None:
+        wanted, real = self._config.threads.wait_policy, self._loaded.threads.wait_policy
+        if wanted != real:
+            self._telemetry.event("fallback", path="threads.wait_policy", wanted=wanted, effective=real)
+
+
+def _pairs(
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    on_error: str,
+) -> list[tuple[Prompt, SamplingParams | None]]:
+    """One (prompt, params) per request. A string or a list of token ids is a single prompt."""
+    if on_error not in ("return", "raise"):
+        raise RequestError(f"on_error must be 'return' or 'raise', not {on_error!r}", field="on_error")
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    each = cast(list[Prompt], [prompts] if single else list(prompts))
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params) for prompt in each]
+    if len(params) != len(each):
+        raise RequestError(
+            f"{len(each)} prompts come with {len(params)} params; give one each", field="params"
+        )
+    return list(zip(each, params))

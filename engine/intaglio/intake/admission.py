@@ -1,0 +1,52 @@
+"""From what the user gave to what the scheduler takes: check, tokenise, fit, draw a seed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from intaglio.intake import validation
+from intaglio.intake.request import Prompt, SamplingParams
+from intaglio.intake.validation import RequestLimits
+
+
+class Encoder(Protocol):
+    """Text to token ids."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Admissible:
+    """A checked request. tokenized: when tokenising began and ended (ns), None for a prompt of token ids."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    tokenized: tuple[int, int] | None
+
+
+def prepare(
+    prompt: Prompt, params: SamplingParams | None, encoder: Encoder, limits: RequestLimits
+) -> Admissible:
+    """Check everything that can be wrong with a request. Raises a RequestError naming the field and the fix."""
+    checked = validation.check_params(SamplingParams() if params is None else params, limits)
+    ids, tokenized = _prompt_ids(prompt, encoder, limits)
+    validation.check_fit(len(ids), checked.max_tokens, limits)
+    # Drawn even for greedy requests, so that the output always names the seed it would repeat with.
+    seed = secrets.randbits(63) if checked.seed is None else checked.seed
+    return Admissible(ids, checked, seed, tokenized)
+
+
+def _prompt_ids(
+    prompt: Prompt, encoder: Encoder, limits: RequestLimits
+) -> tuple[tuple[int, ...], tuple[int, int] | None]:
+    if not isinstance(prompt, str):
+        return validation.check_prompt_ids(prompt, limits), None
+    validation.check_text(prompt, limits)
+    began = time.perf_counter_ns()
+    ids = encoder.encode(prompt)
+    ended = time.perf_counter_ns()
+    return validation.check_prompt_ids(ids, limits), (began, ended)

@@ -1,0 +1,342 @@
+"""Which request computes how many tokens in the next step: continuous batching under a token budget.
+
+One step mixes decodes and prefill chunks. The rules, all of which are deterministic:
+
+- Requests are admitted in order of arrival, while there is a slot, budget, and room for all of the request's
+  tokens (its blocks are taken at once) plus one block of growth for every request that is already running.
+- Under the budget the row that has waited longest goes first; among equals decodes go before prefill chunks,
+  and the earlier arrival before the later. Whoever gets no part of this step is first in the next one.
+- When blocks run out, the earlier arrival has the older right: it preempts the latest arrivals, which give up
+  their blocks, go back to the queue and recompute. The earliest request can therefore always go on, and a
+  request that alone outgrows the pool ends with "length"; neither can wait for the other for ever.
+- Without a KV cache a row is the whole prefix and is never cut; the same order shares out the budget.
+
+A request may be aborted at any moment. While a step with its row is running, its blocks stay in quarantine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from intaglio.errors import WorkerError
+from intaglio.intake.request import SamplingParams
+from intaglio.intake.sequence import Sequence, Status, Tables
+from intaglio.intake.step_plan import RowPlan, RowResult, StepPlan, StepResult
+from intaglio.state.block_pool import BlockPools
+from intaglio.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What bounds a step. prefill_chunk None: the budget. vocab_size: ids a worker may commit."""
+
+    token_budget: int
+    max_running: int
+    prefill_chunk: int | None
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step on its way: the plan that crosses to the workers, and what stays here."""
+
+    plan: StepPlan
+    sequences: dict[str, Sequence]
+    new_blocks: dict[str, int] = field(default_factory=dict)
+    allocate_ns: int = 0
+
+
+class Sink(Protocol):
+    """Where committed tokens go."""
+
+    def token(self, sequence: Sequence, row: RowResult, index: int, reason: str | None) -> str | None:
+        """Take token `index` of `row`, already appended. Returns the finish reason: `reason`, or an own one."""
+
+    def failed(self, sequence: Sequence, message: str) -> None:
+        """The request ends with an error."""
+
+
+class Scheduler:
+    """Queues, admission, budget, preemption and commit. Plain Python; it neither computes nor waits."""
+
+    def __init__(self, limits: SchedulerLimits, pools: BlockPools | None, telemetry: Telemetry) -> None:
+        """pools None: without a KV cache."""
+        self.limits = limits
+        self.pools = pools
+        self._telemetry = telemetry
+        self._max_len = pools.capacity_tokens if pools else limits.token_budget
+        self._live: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}
+        self._heap: list[tuple[int, Sequence]] = []
+        self._arrivals = 0
+        self._step = 0
+        self._allocate_ns = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Admitted requests without a slot."""
+        return len(self._live) - len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any admitted request is unfinished."""
+        return bool(self._live)
+
+    def get(self, request_id: str) -> Sequence | None:
+        """The live request of this id, or None."""
+        return self._live.get(request_id)
+
+    def live_ids(self) -> list[str]:
+        """The ids of all live requests, in order of arrival."""
+        return list(self._live)
+
+    def tables(self) -> list[Tables]:
+        """The block tables of all live requests."""
+        return [sequence.block_tables for sequence in self._live.values()]
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Iterable[int],
+        params: SamplingParams,
+        seed: int,
+        *,
+        want_logits: bool = False,
+    ) -> Sequence:
+        """Queue a request whose values have been checked and whose id is not live."""
+        tokens = list(prompt)
+        sequence = Sequence(
+            request_id, self._arrivals, len(tokens), tokens, params, seed, want_logits=want_logits
+        )
+        self._arrivals += 1
+        self._live[request_id] = sequence
+        heapq.heappush(self._heap, (sequence.arrival, sequence))
+        return sequence
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """End a live request now, whatever it is doing. None if it is not live (any more)."""
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self._finish(sequence)
+        return sequence
+
+    def plan(self) -> PlannedStep | None:
+        """The next step, or None when there is nothing to compute. Complete, fail or cancel it afterwards."""
+        self._allocate_ns = 0
+        rows = self._plan_cached() if self.pools else self._plan_uncached()
+        if not rows:
+            return None
+        self._step += 1
+        sequences, plans, new_blocks = {}, [], {}
+        for sequence, count, new in rows:
+            sequence.last_step = sequence.in_flight = self._step
+            sequences[sequence.request_id] = sequence
+            new_blocks[sequence.request_id] = new
+            plans.append(sequence.row(count, use_cache=self.pools is not None))
+        plans.sort(key=lambda row: row.request_id)
+        step = StepPlan(step=self._step, rows=tuple(plans), use_cache=self.pools is not None)
+        return PlannedStep(step, sequences, new_blocks, self._allocate_ns)
+
+    def complete(self, planned: PlannedStep, result: StepResult, sink: Sink) -> None:
+        """Commit what the workers computed. Raises WorkerError, with nothing changed, for another step's result."""
+        plan = planned.plan
+        ids = [row.request_id for row in plan.rows]
+        if result.step != plan.step or [row.request_id for row in result.rows] != ids:
+            raise WorkerError(
+                f"the worker answered step {result.step}, which is not step {plan.step} as planned"
+            )
+        for row, answer in zip(plan.rows, result.rows):
+            sequence = planned.sequences[row.request_id]
+            sequence.in_flight = None
+            sequence.tokens_computed += len(row.tokens)
+            self._telemetry.counters.add(f"{row.phase}_tokens", len(row.tokens))
+            if sequence.status is Status.FINISHED:
+                self._telemetry.counters.add("tokens_discarded", len(answer.tokens))
+                continue
+            fault = answer.error or self._fault(row, answer)
+            if fault:
+                self._finish(sequence)
+                sink.failed(sequence, fault)
+            else:
+                self._commit(sequence, row, answer, sink)
+        self._end_step(planned)
+
+    def fail(self, planned: PlannedStep, message: str, sink: Sink) -> None:
+        """The step could not be computed: end its requests with an error."""
+        for sequence in planned.sequences.values():
+            sequence.in_flight = None
+            if sequence.status is not Status.FINISHED:
+                self._finish(sequence)
+                sink.failed(sequence, message)
+        self._end_step(planned)
+
+    def cancel(self, planned: PlannedStep) -> None:
+        """The step was interrupted and nothing of it counts: its rows will be planned again."""
+        for sequence in planned.sequences.values():
+            sequence.in_flight = None
+        self._end_step(planned)
+
+    # Planning
+
+    def _plan_uncached(self) -> list[tuple[Sequence, int, int]]:
+        while len(self._running) < self.limits.max_running and (head := self._head()):
+            self._start(head)
+        budget, rows = self.limits.token_budget, []
+        for sequence in self._by_turn():
+            if len(sequence.tokens) <= budget:
+                budget -= len(sequence.tokens)
+                rows.append((sequence, len(sequence.tokens), 0))
+        return rows
+
+    def _plan_cached(self) -> list[tuple[Sequence, int, int]]:
+        before = self._telemetry.counters["preemptions"]
+        blocked: set[str] = set()
+        while True:
+            chosen = self._choose(blocked)
+            rows, stuck = self._place(chosen)
+            # A row without blocks must not hold the budget from those that could use it.
+            if rows or not stuck:
+                break
+            blocked |= stuck
+        if self._telemetry.counters["preemptions"] == before:
+            self._admit(self.limits.token_budget - sum(count for _, count, _ in rows), rows)
+        return rows
+
+    def _choose(self, blocked: set[str]) -> list[tuple[Sequence, int]]:
+        budget, chosen = self.limits.token_budget, []
+        for sequence in self._by_turn():
+            if budget and sequence.request_id not in blocked:
+                count = self._chunk(sequence, budget)
+                budget -= count
+                chosen.append((sequence, count))
+        return chosen
+
+    def _place(self, chosen: list[tuple[Sequence, int]]) -> tuple[list[tuple[Sequence, int, int]], set[str]]:
+        """Give every chosen row its blocks, earliest arrival first. Returns the rows, and who got none."""
+        pools, rows, stuck = self._pools(), [], set()
+        for sequence, count in sorted(chosen, key=lambda choice: choice[0].arrival):
+            if sequence.status is not Status.RUNNING:
+                continue  # preempted by an earlier one
+            need = pools.blocks_for(sequence.computed + count) - sequence.blocks_held
+            while need > pools.free and (victim := self._victim(sequence)):
+                self._preempt(victim)
+            if need > pools.free:
+                stuck.add(sequence.request_id)
+                continue
+            if need > 0:
+                self._grow(sequence, need)
+            rows.append((sequence, count, max(0, need)))
+        return rows, stuck
+
+    def _admit(self, budget: int, rows: list[tuple[Sequence, int, int]]) -> None:
+        pools = self._pools()
+        while budget and len(self._running) < self.limits.max_running and (head := self._head()):
+            need = pools.blocks_for(len(head.tokens))
+            if need + len(self._running) > pools.free and (self._running or need > pools.free):
+                return
+            self._start(head)
+            self._grow(head, need)
+            count = self._chunk(head, budget)
+            budget -= count
+            rows.append((head, count, need))
+
+    def _by_turn(self) -> list[Sequence]:
+        return sorted(self._running.values(), key=lambda s: (s.last_step, s.remaining > 1, s.arrival))
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        return min(sequence.remaining, self.limits.prefill_chunk or budget, budget)
+
+    def _head(self) -> Sequence | None:
+        while self._heap and self._heap[0][1].status is not Status.WAITING:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def _start(self, head: Sequence) -> None:
+        heapq.heappop(self._heap)
+        head.status = Status.RUNNING
+        head.last_step = self._step
+        self._running[head.request_id] = head
+
+    def _grow(self, sequence: Sequence, need: int) -> None:
+        started = time.perf_counter_ns()
+        pools = self._pools()
+        tables = pools.allocate(need, sequence.block_tables)
+        sequence.grow(tables, pools.generations(tables))
+        self._allocate_ns += time.perf_counter_ns() - started
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        last = max(self._running.values(), key=lambda candidate: candidate.arrival)
+        return last if last.arrival > sequence.arrival else None
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._release(victim)
+        del self._running[victim.request_id]
+        counters = self._telemetry.counters
+        counters.add("preemptions")
+        counters.add("tokens_recomputed", victim.computed)
+        self._telemetry.event("preemption", request_id=victim.request_id, tokens_lost=victim.computed)
+        victim.computed = 0
+        victim.preemptions += 1
+        victim.status = Status.WAITING
+        heapq.heappush(self._heap, (victim.arrival, victim))
+
+    # Committing
+
+    def _commit(self, sequence: Sequence, row: RowPlan, answer: RowResult, sink: Sink) -> None:
+        if self.pools:
+            # Of a draft only the accepted part is in the cache: the last committed token never is.
+            accepted = max(0, len(answer.tokens) - 1)
+            sequence.computed = row.start + len(row.tokens) - len(row.draft) + accepted
+        for index, token in enumerate(answer.tokens):
+            sequence.tokens.append(token)
+            self._telemetry.counters.add("tokens_generated")
+            reason = sequence.id_stop(self.limits.eos_token_ids, self._max_len)
+            exhausted = reason == "length" and sequence.output_len < sequence.params.max_tokens
+            reason = sink.token(sequence, answer, index, reason)
+            if reason is None:
+                continue
+            if exhausted and reason == "length":
+                kind = "kv_exhausted" if self.pools else "recompute_budget_exhausted"
+                self._telemetry.event(kind, request_id=sequence.request_id, tokens=len(sequence.tokens))
+            self._telemetry.counters.add("tokens_discarded", len(answer.tokens) - index - 1)
+            self._finish(sequence)
+            return
+
+    def _fault(self, row: RowPlan, answer: RowResult) -> str:
+        """How the answer breaks the contract, or an empty string."""
+        most = len(row.draft) + 1 if row.sample else 0
+        if len(answer.tokens) > most or (row.sample and not answer.tokens):
+            return f"the worker committed {len(answer.tokens)} tokens where at most {most} were asked for"
+        if any(not 0 <= token < self.limits.vocab_size for token in answer.tokens):
+            return f"the worker committed a token outside 0..{self.limits.vocab_size - 1}"
+        return ""
+
+    def _finish(self, sequence: Sequence) -> None:
+        sequence.status = Status.FINISHED
+        self._release(sequence)
+        self._live.pop(sequence.request_id, None)
+        self._running.pop(sequence.request_id, None)
+
+    def _release(self, sequence: Sequence) -> None:
+        if self.pools and sequence.block_tables:
+            self.pools.release(sequence.block_tables, hold_step=sequence.in_flight)
+        sequence.block_tables = sequence.generations = ()
+
+    def _end_step(self, planned: PlannedStep) -> None:
+        if self.pools:
+            self.pools.end_step(planned.plan.step)
+
+    def _pools(self) -> BlockPools:
+        if self.pools is None:
+            raise WorkerError("blocks are asked for without a KV cache")
+        return self.pools

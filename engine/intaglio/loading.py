@@ -1,0 +1,136 @@
+"""From a configuration to the parts an engine runs on, and to the configuration that really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from intaglio import threads
+from intaglio.config import EngineConfig, Scalar, flatten
+from intaglio.errors import ConfigError, WorkerError
+from intaglio.intake.step_plan import StepPlan, StepResult
+from intaglio.output.detokenizer import Codec
+from intaglio.state.block_pool import PoolGroup
+
+
+class StepRunner(Protocol):
+    """What computes steps: the runner of one or many workers, or a stand-in."""
+
+    def describe(self) -> Mapping[str, Any]: ...
+
+    def configure_kv(self, blocks: int) -> None: ...
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What an engine needs to know of its workers.
+
+    kv_bytes_per_token: per pool group, bytes of KV that one token takes.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_positions: int
+    parameters: int
+    kernel_path: str
+    kv_format: str
+    kv_bytes_per_token: tuple[int, ...]
+
+    @classmethod
+    def read(cls, description: Mapping[str, Any]) -> ModelFacts:
+        """Read a runner's description. Raises WorkerError when something is missing."""
+        try:
+            return cls(
+                architecture=str(description["architecture"]),
+                vocab_size=int(description["vocab_size"]),
+                max_positions=int(description["max_positions"]),
+                parameters=int(description["parameters"]),
+                kernel_path=str(description["kernel_path"]),
+                kv_format=str(description["kv_format"]),
+                kv_bytes_per_token=tuple(map(int, description["kv_bytes_per_token"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise WorkerError(f"the worker's description is incomplete: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The parts of an engine. fingerprint: sha256 of the model's files by part (empty for a stand-in)."""
+
+    runner: StepRunner
+    codec: Codec
+    facts: ModelFacts
+    fingerprint: Mapping[str, str]
+    threads: threads.Threads
+
+
+def load(config: EngineConfig) -> Loaded:
+    """Resolve and load the model. Raises ModelError, ConfigError or NumericsError."""
+    from intaglio.intake.tokenizer import Tokenizer
+    from intaglio.models import catalogue
+
+    folder: Path = catalogue.resolve(config.model)
+    in_force = threads.apply(config.threads)
+    from intaglio.cluster.runner import Runner
+
+    tokenizer = Tokenizer(folder)
+    runner = Runner(replace(config, threads=replace(config.threads, count=in_force.count)), folder)
+    facts = ModelFacts.read(runner.describe())
+    return Loaded(runner, tokenizer, facts, catalogue.fingerprint(folder), in_force)
+
+
+def max_model_len(config: EngineConfig, facts: ModelFacts) -> int:
+    """Most tokens of prompt and output. Raises ConfigError beyond what the model was made for."""
+    wanted = config.scheduler.max_model_len
+    if wanted is not None and wanted > facts.max_positions:
+        raise ConfigError(
+            f"scheduler.max_model_len={wanted} exceeds the model's {facts.max_positions} positions; lower it",
+            field="scheduler.max_model_len",
+        )
+    return wanted or facts.max_positions
+
+
+def pool_groups(config: EngineConfig, facts: ModelFacts) -> list[PoolGroup]:
+    """The KV pools: `kv_cache.blocks` blocks, or as many as `memory_mib` holds and `max_running` can use."""
+    kv = config.kv_cache
+    sizes = [per_token * kv.block_tokens for per_token in facts.kv_bytes_per_token]
+    blocks = kv.blocks
+    if blocks is None:
+        longest = -(-max_model_len(config, facts) // kv.block_tokens)
+        blocks = min((kv.memory_mib << 20) // sum(sizes), config.scheduler.max_running * longest)
+    if blocks < 1:
+        raise ConfigError(
+            f"kv_cache.memory_mib={kv.memory_mib} holds no block of {sum(sizes)} bytes; raise it",
+            field="kv_cache.memory_mib",
+        )
+    return [PoolGroup(f"kv{i}", blocks, kv.block_tokens, size) for i, size in enumerate(sizes)]
+
+
+def effective(config: EngineConfig, loaded: Loaded, blocks: int) -> dict[str, Scalar]:
+    """What really runs, as flat paths: every configuration path with its value in force, and what follows."""
+    facts = loaded.facts
+    length = max_model_len(config, facts)
+    scheduler = replace(
+        config.scheduler,
+        max_model_len=length,
+        prefill_chunk=config.scheduler.prefill_chunk or config.scheduler.token_budget,
+    )
+    values = flatten(replace(config, scheduler=scheduler))
+    used = config.kv_cache.enabled
+    values["threads.count"] = loaded.threads.count
+    values["threads.wait_policy"] = loaded.threads.wait_policy
+    values["kv_cache.format"] = facts.kv_format
+    values["kv_cache.blocks"] = blocks
+    values["kv_cache.bytes_per_token"] = sum(facts.kv_bytes_per_token) if used else 0
+    values["kernel_path"] = facts.kernel_path
+    values["model.architecture"] = facts.architecture
+    values["model.parameters"] = facts.parameters
+    for part, digest in loaded.fingerprint.items():
+        values["model.sha256" if part == "model" else f"model.{part}_sha256"] = digest
+    return values

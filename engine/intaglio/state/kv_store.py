@@ -1,0 +1,161 @@
+"""Paged storage of keys and values on one device: plain tensors addressed by slot.
+
+Slot s of a pool group is token s % block_tokens of block s // block_tokens. Keys and values of a token lie side by
+side, so that one copy stores both and a run of consecutive blocks is a plain view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from intaglio.errors import WorkerError
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGroup:
+    """Layers that share one block table: `layers` of them, each with kv_heads x head_dim keys and values."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Exact bytes of one token's keys and values over the group's layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """Where the tokens of a step go, prepared once and used by every layer.
+
+    `rows` picks the source tokens that have a slot (None: all, in order). Either `targets` are views of the
+    consecutive slots, one per layer, or `index` names the slots.
+    """
+
+    count: int
+    rows: torch.Tensor | None
+    targets: tuple[torch.Tensor, ...] | None
+    index: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class KVRun:
+    """Keys and values of one row's visible tokens: per layer [kv_heads, length, head_dim] views, or the slots
+    to gather when its blocks are not consecutive."""
+
+    length: int
+    keys: tuple[torch.Tensor, ...] | None
+    values: tuple[torch.Tensor, ...] | None
+    index: torch.Tensor | None
+
+
+class KVStore:
+    """Storage of one pool group. Block generations are kept beside the data, so that a stale table is seen."""
+
+    def __init__(self, group: PoolGroup, blocks: int, block_tokens: int, device: torch.device) -> None:
+        self.group = group
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self._device = device
+        shape = (group.layers, blocks * block_tokens, 2, group.kv_heads, group.head_dim)
+        self.data = torch.zeros(shape, dtype=group.dtype, device=device)
+        self._layer_views = self.data.unbind(0)
+        self._generations: list[int | None] = [None] * blocks
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.group.bytes_per_token
+
+    @property
+    def nbytes(self) -> int:
+        """Exact bytes held by the store."""
+        return self.data.nbytes
+
+    def claim(self, table: Sequence[int], generations: Sequence[int], context: int, end: int) -> str:
+        """Check a row's blocks before a step that reads tokens [0, context) and writes [context, end).
+
+        Blocks that hold context must carry the generation they were written under; blocks that start in
+        this step take the plan's. Returns "" or what is wrong.
+        """
+        needed = -(-end // self.block_tokens)
+        if len(table) < needed or len(generations) != len(table):
+            return f"block table of {len(table)} blocks and {len(generations)} generations cannot hold {end} tokens"
+        if needed and not (min(table[:needed]) >= 0 and max(table[:needed]) < self.blocks):
+            return f"block table names a block outside 0..{self.blocks - 1}"
+        written = -(-context // self.block_tokens)
+        known = self._generations
+        for block, generation in zip(table[:written], generations[:written], strict=True):
+            if known[block] != generation:
+                return f"block {block} is stale: generation {known[block]}, planned {generation}"
+        for block, generation in zip(table[written:needed], generations[written:needed], strict=True):
+            known[block] = generation
+        return ""
+
+    def slots(self, table: Sequence[int], start: int, end: int) -> list[int]:
+        """Slots of positions [start, end) under a block table."""
+        size = self.block_tokens
+        return [table[p // size] * size + p % size for p in range(start, end)]
+
+    def map_slots(self, slots: Sequence[int]) -> SlotMap:
+        """Prepare a store of len(slots) tokens. Slot -1 marks padding: that token goes nowhere at all.
+
+        Raises WorkerError for any other slot outside the store.
+        """
+        kept = [i for i, slot in enumerate(slots) if slot != -1]
+        used = [slots[i] for i in kept]
+        if used and not (min(used) >= 0 and max(used) < self.blocks * self.block_tokens):
+            raise WorkerError(f"a slot lies outside the store of {self.blocks} blocks; nothing was written")
+        rows = None if len(kept) == len(slots) else torch.tensor(kept, dtype=torch.int64, device=self._device)
+        if used and used[-1] - used[0] == len(used) - 1 and used == list(range(used[0], used[-1] + 1)):
+            targets = self.data[:, used[0] : used[-1] + 1].unbind(0)
+            return SlotMap(len(used), rows, targets, None)
+        index = torch.tensor(used, dtype=torch.int64, device=self._device)
+        return SlotMap(len(used), rows, None, index)
+
+    def write(self, layer: int, where: SlotMap, keys_values: torch.Tensor) -> None:
+        """Store [tokens, 2, kv_heads, head_dim] of one layer at the mapped slots, cast to the store's dtype."""
+        source = keys_values if where.rows is None else keys_values.index_select(0, where.rows)
+        if where.targets is not None:
+            where.targets[layer].copy_(source)
+        elif where.count:
+            self._layer_views[layer].index_copy_(0, _index(where.index), source.to(self.group.dtype))
+
+    def run(self, table: Sequence[int], length: int) -> KVRun:
+        """The first `length` tokens of a row: views where its blocks are consecutive, else slots to gather.
+
+        Nothing behind `length` is ever part of the run.
+        """
+        used = tuple(table[: -(-length // self.block_tokens)])
+        first = used[0]
+        if used == tuple(range(first, first + len(used))):
+            start = first * self.block_tokens
+            view = self.data[:, start : start + length]
+            keys = view[:, :, 0].transpose(1, 2).unbind(0)
+            values = view[:, :, 1].transpose(1, 2).unbind(0)
+            return KVRun(length, keys, values, None)
+        slots = torch.tensor(self.slots(used, 0, length), dtype=torch.int64, device=self._device)
+        return KVRun(length, None, None, slots)
+
+    def read(self, layer: int, run: KVRun) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv_heads, length, head_dim] of one layer, in the store's dtype."""
+        if run.keys is not None and run.values is not None:
+            return run.keys[layer], run.values[layer]
+        gathered = self._layer_views[layer].index_select(0, _index(run.index))
+        return gathered[:, 0].transpose(0, 1), gathered[:, 1].transpose(0, 1)
+
+    def poison_free(self, blocks: Sequence[int]) -> None:
+        """Fill blocks that nobody owns with NaN: whatever reads them afterwards shows it (for tests)."""
+        for block in blocks:
+            start = block * self.block_tokens
+            self.data[:, start : start + self.block_tokens].fill_(float("nan"))
+
+
+def _index(index: torch.Tensor | None) -> torch.Tensor:
+    if index is None:
+        raise WorkerError("a slot map names neither views nor slots; rebuild the step's plan")
+    return index

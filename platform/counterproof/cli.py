@@ -1,0 +1,104 @@
+"""The command line `counterproof`. Expected errors end in one clear line and an exit code, never in a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+from intaglio.errors import ConfigError, IntaglioError
+
+from counterproof import __version__
+from counterproof.commands import console, doctor, index, inspect, plugins, study
+from counterproof.errors import (
+    EXIT_EXECUTION,
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_SETUP,
+    CounterproofError,
+)
+
+_EPILOG = """examples:
+  counterproof doctor
+  counterproof models fetch smollm2-135m
+  counterproof run kv_cache
+  counterproof list
+  counterproof report kv_cache-20260102-030405 --open
+"""
+_OWN = ("run", "resume", "step", "list", "show", "diff", "report", "index", "doctor", "models")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (see counterproof.errors)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parse(arguments)
+        previous = signal.signal(signal.SIGTERM, _terminate)
+        try:
+            code: int = args.func(args)
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+        sys.stdout.flush()
+        return code
+    except CounterproofError as error:
+        console.show_error(error)
+        return error.exit_code
+    except IntaglioError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_INPUT if isinstance(error, ConfigError) else EXIT_SETUP
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left; leave without a complaint of the interpreter's.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_EXECUTION
+    except Exception:
+        # Not one of ours: a defect. Python's own exit code 1 would read as evidence against a candidate.
+        traceback.print_exc()
+        return EXIT_EXECUTION
+
+
+def build_parser(*, with_plugins: bool = True) -> argparse.ArgumentParser:
+    """The whole command line. Plug-ins may be left out where they are not needed, for a faster start."""
+    parser = argparse.ArgumentParser(
+        prog="counterproof",
+        description="Turn 'this change made inference faster' into evidence that somebody else can try to break.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"counterproof {__version__}")
+    subparsers = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
+    for module in (study, inspect, index, doctor):
+        module.add_parsers(subparsers)
+    from intaglio.models.commands import register as register_models
+
+    register_models(subparsers)
+    if with_plugins:
+        plugins.register(subparsers)
+    return parser
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    own = bool(arguments) and arguments[0] in _OWN
+    parser = build_parser(with_plugins=not own)
+    args, rest = parser.parse_known_args(arguments)
+    if rest:
+        # Overrides may also follow options: run kv_cache --blocks 8 workload.requests=22
+        if not hasattr(args, "overrides") or any(token.startswith("-") for token in rest):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.overrides = [*args.overrides, *rest]
+    return args
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    """A polite end request is an interruption: children are ended and the journal says so."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

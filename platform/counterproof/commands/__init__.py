@@ -1,0 +1,1 @@
+"""The commands of the `counterproof` command line, by what they work on."""

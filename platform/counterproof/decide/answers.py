@@ -1,0 +1,223 @@
+"""The three questions every report answers: where the gain came from, where the cost went, how to stop and go back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from counterproof.decide.words import cell_words, change, metric_words, number
+
+NEVER_TESTED = (
+    "hardware other than this machine",
+    "prompt lengths, output lengths and concurrency outside the scope",
+    "text of another kind than the workload's",
+    "rare stalls: see the bound on their probability",
+    "long runs (hours), memory pressure, faults and restarts under load",
+)
+
+
+def answer_all(
+    plan: Mapping[str, Any],
+    comparison: Mapping[str, Any],
+    context: Mapping[str, Any],
+    rails: list[dict[str, Any]],
+    primary: Mapping[str, Any],
+    expires: str | None,
+) -> dict[str, Any]:
+    """The decision's `answers`, `reversal` and `not_tested`."""
+    reversal = reversal_of(primary)
+    return {
+        "answers": {
+            "gain_from": gain_from(comparison, primary),
+            "cost_went": cost_went(comparison),
+            "stop_and_rollback": stop_and_rollback(plan, comparison, context, rails, reversal, expires),
+        },
+        "reversal": reversal,
+        "not_tested": not_tested(comparison),
+    }
+
+
+def gain_from(comparison: Mapping[str, Any], primary: Mapping[str, Any]) -> dict[str, Any]:
+    """The stage with the largest saving and its share of the whole, if the trace explains the change."""
+    stages = comparison["stages"]
+    total = stages["total_ms"]
+    answer: dict[str, Any] = {
+        "resolved": bool(stages["resolved"]),
+        "stage": None,
+        "phase": None,
+        "share": None,
+    }
+    if not stages["resolved"] or not total:
+        return {**answer, "text": f"Not attributed: {stages['reason']}."}
+    sign = 1 if total > 0 else -1
+    bars = sorted(stages["waterfall"], key=lambda bar: -sign * bar["delta_ms"])
+    top = bars[0]
+    share = top["delta_ms"] / total
+    verb = "saves" if total < 0 else "adds"
+    whole = f"{abs(total):.1f} ms of mean end-to-end latency per request"
+    text = f"{top['stage']} / {top['phase']} {verb} {abs(top['delta_ms']):.1f} ms, {100 * share:.0f} % of {whole}."
+    against = [
+        b for b in bars if b["ci_low"] is not None and (b["ci_low"] > 0 if total < 0 else b["ci_high"] < 0)
+    ]
+    if against:
+        text += (
+            " Against it: "
+            + ", ".join(f"{b['stage']} / {b['phase']} {b['delta_ms']:+.2f} ms" for b in against)
+            + "."
+        )
+    if primary["verdict"] != "gain":
+        text += " The primary metric shows no claimable gain, so this describes and claims nothing."
+    return {
+        **answer,
+        **{name: top[name] for name in ("stage", "phase", "delta_ms", "ci_low", "ci_high")},
+        "share": share,
+        "total_ms": total,
+        "residual_ms": stages["residual_ms"],
+        "text": text,
+    }
+
+
+def cost_went(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """Every cell of the cost matrix that got worse beyond its interval, and what was not measured."""
+    measured = [c for c in comparison["cost"] if c["status"] == "measured"]
+    worse = [c for c in measured if _worse(c)]
+    blank = [
+        f"{cell_words(c['stage'], c['resource'])}: {c['reason']}"
+        for c in comparison["cost"]
+        if c["status"] != "measured"
+    ]
+    keys = ("stage", "resource", "baseline", "candidate", "ratio", "ci_low", "ci_high", "unit")
+    listed = [{key: cell[key] for key in keys} for cell in worse]
+    if listed:
+        text = "; ".join(_price(cell) for cell in listed) + "."
+    elif measured:
+        text = "No cost was found in what was measured; that is not proof that there is none."
+    else:
+        text = "Nothing was measured."
+    return {"found": bool(listed), "cells": listed, "not_measured": blank, "text": text}
+
+
+def _worse(cell: Mapping[str, Any]) -> bool:
+    if cell["resource"] == "quality":
+        return bool(cell["candidate"] < cell["baseline"])
+    low = cell["difference"]["ci_low"]
+    return low is not None and low > 0
+
+
+def _price(cell: Mapping[str, Any]) -> str:
+    name = cell_words(cell["stage"], cell["resource"])
+    values = f"{number(cell['baseline'], cell['unit'])} to {number(cell['candidate'], cell['unit'])}"
+    if cell["ratio"] is None:
+        return f"{name}: {values}"
+    return f"{name}: {values} ({change(cell['ratio'])})"
+
+
+def stop_and_rollback(
+    plan: Mapping[str, Any],
+    comparison: Mapping[str, Any],
+    context: Mapping[str, Any],
+    rails: list[dict[str, Any]],
+    reversal: str,
+    expires: str | None,
+) -> dict[str, Any]:
+    """Trigger per metric, the configuration to go back to, the command, the drill, reversal and expiry."""
+    back = [
+        {"path": d["path"], "from": d["candidate"], "to": d["baseline"]}
+        for d in comparison["diffs"]["config"]
+    ]
+    drill = context.get("drill") or {}
+    model = comparison["scope"].get("model") or "MODEL"
+    overrides = " ".join(f"{b['path'].removeprefix('engine.')}={_scalar(b['to'])}" for b in back)
+    return {
+        "configuration": back,
+        "command": f"intaglio generate --model {model} --prompt TEXT {overrides}" if back else "",
+        "verify_command": f"counterproof run {plan['experiment']}",
+        "triggers": [_trigger(comparison, rail) for rail in rails],
+        "drill": {
+            "done": bool(drill.get("passed")),
+            "seconds": drill.get("seconds"),
+            "reason": "" if drill.get("passed") else "no rollback drill is recorded for this build",
+        },
+        "reversal": reversal,
+        "expires_utc": expires,
+    }
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _trigger(comparison: Mapping[str, Any], rail: Mapping[str, Any]) -> dict[str, Any]:
+    """What to watch while the change serves: condition, window and action of one guardrail."""
+    name = metric_words(rail["metric"], rail["statistic"])
+    trigger: dict[str, Any] = {"metric": rail["metric"], "statistic": rail["statistic"], "threshold": None}
+    action = "go back to the baseline configuration at once"
+    if rail["metric"] == "outputs":
+        condition, window = (
+            "any output that differs from the baseline's beyond a near tie",
+            "every sampled request",
+        )
+    elif rail["kind"] == "exact":
+        limit = rail.get("limit")
+        trigger["threshold"] = limit
+        price = (
+            f"above {number(limit, 'bytes')}" if limit else f"worse by more than {100 * rail['margin']:g} %"
+        )
+        condition = f"{name} {price}"
+        if rail["metric"] == "error_rate":
+            condition = f"{name} more than {100 * rail['margin']:g} points above the baseline"
+        window = "every run"
+    else:
+        condition, trigger["threshold"] = _threshold(comparison, rail, name)
+        window = "six runs, each with at least as many requests as here"
+        action = "stop, re-measure in six blocks, and go back if the bound stays beyond the margin"
+    return {**trigger, "condition": condition, "window": window, "action": action}
+
+
+def _threshold(comparison: Mapping[str, Any], rail: Mapping[str, Any], name: str) -> tuple[str, float | None]:
+    higher = rail["better"] == "higher"
+    factor = 1 / (1 + rail["margin"]) if higher else 1 + rail["margin"]
+    entries = comparison["metrics"].values()
+    entry = next(
+        (e for e in entries if (e["metric"], e["statistic"]) == (rail["metric"], rail["statistic"])), None
+    )
+    values = [
+        v for v in (entry or {}).get("arms", {}).get("baseline", {}).get("per_block", []) if v is not None
+    ]
+    side = "below" if higher else "above"
+    relative = f"{name} {side} {factor:.3f} times the baseline"
+    if not values or entry is None:
+        return relative, None
+    limit = factor * sum(values) / len(values)
+    return f"{relative} ({number(limit, entry['unit'])} on this machine)", limit
+
+
+def reversal_of(primary: Mapping[str, Any]) -> str:
+    """The observation that would overturn the decision, in one sentence."""
+    name = metric_words(primary["metric"], primary["statistic"])
+    least = f"{100 * primary['sesoi']:g} %"
+    return (
+        f"A valid replication whose 95 % interval for {name} contains no change, or whose bound on the gain stays "
+        f"below {least}; one wrong output confirmed by fresh runs; or a guardrail shown to be beyond its margin."
+    )
+
+
+def not_tested(comparison: Mapping[str, Any]) -> list[str]:
+    """What the evidence is silent on, longest-reaching first."""
+    listed = list(NEVER_TESTED)
+    bound = comparison.get("stall_probability_bound")
+    if bound is not None:
+        n = len(comparison["blocks"])
+        listed[3] = (
+            f"rare stalls: none in {n} blocks still allows up to {100 * bound:.0f} % of blocks to stall (95 %)"
+        )
+    percentiles = sorted(
+        key
+        for key, entry in comparison["metrics"].items()
+        if entry["statistic"] in ("p90", "p99", "p99.9") and entry["arms"]["baseline"]["reason"]
+    )
+    if percentiles:
+        listed.append(f"tails below their sample floor: {', '.join(percentiles)}")
+    return listed

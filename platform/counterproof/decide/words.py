@@ -1,0 +1,119 @@
+"""Numbers and names in plain words, the same in the decision, the report and the Markdown."""
+
+from __future__ import annotations
+
+import math
+
+_METRICS = {
+    "e2e_ms": "end-to-end latency",
+    "ttft_ms": "time to first token",
+    "tpot_ms": "time per output token",
+    "itl_ms": "gap between tokens",
+    "service_ms": "service time",
+    "client_queue_ms": "wait in the client",
+    "throughput_tok_s": "output tokens per second",
+    "output_tokens": "output tokens",
+    "error_rate": "share of failed requests",
+    "startup_ms": "start-up time",
+    "peak_rss_bytes": "peak resident memory",
+    "kv_bytes_peak": "peak KV cache bytes",
+    "weight_bytes": "weight bytes",
+    "tokens_computed": "computed tokens",
+    "outputs": "outputs",
+}
+_CHECKS = {
+    "a_a": "A/A: again against baseline",
+    "slowed_recovered": "injected delay recovered",
+    "littles_law": "Little's law",
+    "one_variable": "one variable",
+    "arms_differ": "the flag acted",
+    "output_length": "output length",
+    "client_queue": "client queue",
+    "samples": "samples complete",
+    "clock": "clock",
+    "workload": "same workload",
+    "outputs": "outputs compared",
+    "equivalence": "equivalence phase",
+}
+_CELLS = {
+    ("whole", "memory"): "resident memory",
+    ("state", "memory"): "KV cache memory",
+    ("compute", "memory"): "weight memory",
+    ("whole", "startup"): "start-up time",
+    ("whole", "time_p50"): "end-to-end time (p50)",
+    ("whole", "time_p99"): "end-to-end time (p99)",
+    ("whole", "bytes_moved"): "bytes moved",
+    ("whole", "quality"): "requests with the baseline's tokens",
+}
+_PLAIN = ("total", "peak", "mean", "identical")
+NONE = "not measured"
+
+
+def metric_words(metric: str, statistic: str) -> str:
+    """E.g. "time per output token (p50)"."""
+    name = _METRICS.get(metric, metric)
+    return name if statistic in _PLAIN else f"{name} ({statistic})"
+
+
+def check_words(check: str) -> str:
+    """A validity check's name for people."""
+    return _CHECKS.get(check, check.replace("_", " "))
+
+
+def cell_words(stage: str, resource: str) -> str:
+    """A cell of the cost matrix for people."""
+    plain = resource.replace("_p50", " (p50)").replace("_p99", " (p99)").replace("_", " ")
+    return _CELLS.get((stage, resource), f"{stage} {plain}")
+
+
+def number(value: float | None, unit: str | None = None) -> str:
+    """A value with its unit, at a readable precision; "not measured" for none."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if unit == "bytes":
+        return byte_words(value)
+    if unit == "fraction" or (unit or "").startswith("share"):
+        return f"{100 * value:.3g} %"
+    text = _digits(value)
+    return f"{text} {unit}" if unit in ("ms", "tokens/s", "tokens", "s") else text
+
+
+def byte_words(value: float) -> str:
+    """Bytes in the binary unit that keeps them readable."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(value) >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def change(ratio: float | None) -> str:
+    """A ratio as a change, e.g. 0.49 -> "-51.0 %"; from threefold on as a factor."""
+    if ratio is None or not math.isfinite(ratio):
+        return NONE
+    if ratio >= 3:
+        return f"{_digits(ratio)} times"
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """A fraction as a percentage without sign."""
+    return NONE if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{digits}f} %"
+
+
+def ratio_words(ratio: float | None, low: float | None, high: float | None) -> str:
+    """E.g. "0.493 [0.481, 0.505]"; without an interval the point says so."""
+    if ratio is None:
+        return NONE
+    if low is None or high is None:
+        return f"{_digits(ratio)} (no interval)"
+    return f"{_digits(ratio)} [{_digits(low)}, {_digits(high)}]"
+
+
+def _digits(value: float) -> str:
+    size = abs(value)
+    if size != 0 and size < 0.001:
+        return f"{value:.2e}"
+    for limit, digits in ((1, 4), (10, 3), (100, 2), (1000, 1)):
+        if size < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:,.0f}"

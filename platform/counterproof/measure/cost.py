@@ -1,0 +1,124 @@
+"""Where the cost went: a stage x resource matrix in which no cell is blank.
+
+Rows: the whole request and its four stages. Columns: time p50, time p99, memory, bytes moved, quality, start-up.
+A cell holds baseline, candidate and their ratio with an interval across blocks, or says "not measured" and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from counterproof.measure.divergence import Divergence
+from counterproof.measure.effects import effect
+from counterproof.measure.load import RunData, StudyData
+from counterproof.measure.metrics import run_samples, run_value, summarise
+from counterproof.measure.percentile import Measured
+from counterproof.measure.stages import stage_request_times
+
+STAGES = ("whole", "input", "state", "compute", "output")
+RESOURCES = ("time_p50", "time_p99", "memory", "bytes_moved", "quality", "startup")
+UNITS = {
+    "time_p50": "ms",
+    "time_p99": "ms",
+    "memory": "bytes",
+    "bytes_moved": "bytes",
+    "quality": "share of requests with the baseline's tokens",
+    "startup": "ms",
+}
+_Value = Callable[[RunData], Measured]
+
+
+def cost_matrix(study: StudyData, divergence: Divergence | None) -> list[dict[str, Any]]:
+    """All cells, row by row."""
+    return [_cell(study, stage, resource, divergence) for stage in STAGES for resource in RESOURCES]
+
+
+def _cell(study: StudyData, stage: str, resource: str, divergence: Divergence | None) -> dict[str, Any]:
+    cell: dict[str, Any] = {
+        "stage": stage,
+        "resource": resource,
+        "unit": UNITS[resource],
+        **dict.fromkeys(("baseline", "candidate", "ratio", "ci_low", "ci_high")),
+        "difference": {"mean": None, "ci_low": None, "ci_high": None},
+        "status": "not measured",
+    }
+    if "candidate" not in study.arms or not study.complete_blocks:
+        reason = "no complete block" if "candidate" in study.arms else "a calibration study has no candidate"
+        return {**cell, "reason": reason}
+    if resource == "quality":
+        return {**cell, **_quality(stage, divergence)}
+    value, reason = _source(stage, resource)
+    if value is None:
+        return {**cell, "reason": reason}
+    return {**cell, **_measured(study, value)}
+
+
+def _measured(study: StudyData, value: _Value) -> dict[str, Any]:
+    base, other = ([value(run) for run in study.of(arm)] for arm in ("baseline", "candidate"))
+    missing = next((m.reason for m in (*base, *other) if m.value is None), "")
+    if missing:
+        return {"reason": missing}
+    found = effect([m.value for m in base], [m.value for m in other])
+    return {
+        "baseline": sum(m.value or 0.0 for m in base) / len(base),
+        "candidate": sum(m.value or 0.0 for m in other) / len(other),
+        "ratio": found["ratio"],
+        "ci_low": found["ci_low"],
+        "ci_high": found["ci_high"],
+        "difference": found["difference"],
+        "status": "measured",
+        "reason": found["reason"],
+    }
+
+
+def _quality(stage: str, divergence: Divergence | None) -> dict[str, Any]:
+    if stage not in ("whole", "output"):
+        return {"reason": "quality shows in the output only"}
+    if divergence is None or divergence.compared == 0:
+        return {"reason": "no outputs of both arms to compare"}
+    share = divergence.identical / divergence.compared
+    return {
+        "baseline": 1.0,
+        "candidate": share,
+        "ratio": share,
+        "status": "measured",
+        "reason": "an exact count, not a sample: no interval",
+    }
+
+
+def _source(stage: str, resource: str) -> tuple[_Value | None, str]:
+    """The function that measures the cell in one run, or why nothing does."""
+    if resource in ("time_p50", "time_p99"):
+        return _time(stage, resource.removeprefix("time_")), ""
+    if resource == "bytes_moved":
+        return _bytes(stage), ""
+    table: dict[tuple[str, str], tuple[str, str]] = {
+        ("whole", "memory"): ("peak_rss_bytes", "peak"),
+        ("state", "memory"): ("kv_bytes_peak", "peak"),
+        ("compute", "memory"): ("weight_bytes", "total"),
+        ("whole", "startup"): ("startup_ms", "total"),
+    }
+    if (stage, resource) in table:
+        metric, statistic = table[(stage, resource)]
+        return lambda run: run_value(run, metric, statistic), ""
+    if resource == "memory":
+        return None, "memory is told apart only as resident set, KV and weights"
+    return None, "start-up is timed as a whole"
+
+
+def _time(stage: str, statistic: str) -> _Value:
+    if stage == "whole":
+        return lambda run: summarise(run_samples(run, "e2e_ms"), statistic)
+    return lambda run: summarise(stage_request_times(run, stage), statistic)
+
+
+def _bytes(stage: str) -> _Value:
+    def value(run: RunData) -> Measured:
+        rows = run.stages if stage == "whole" else run.stages[run.stages["stage"] == stage]
+        moved = rows["bytes"].dropna()
+        if moved.empty:
+            return Measured(None, 0, "the trace counts no bytes here")
+        return Measured(float(moved.sum()), len(moved))
+
+    return value

@@ -1,0 +1,97 @@
+"""Latencies of requests, from the scheduled moment, in milliseconds.
+
+TTFT and end-to-end run from `scheduled`, so that a client that sends late cannot hide the wait (coordinated
+omission; MLPerf LoadGen's rule). TPOT = (last token - first token) / (N - 1) and does not exist for N < 2. ITL is
+the gap between two tokens of one request and comes from the engine's own stamps. A failed request is +inf; a time
+that should be there and is not is NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+NS_PER_MS = 1e6
+COLUMNS = ("e2e_ms", "ttft_ms", "tpot_ms", "service_ms", "client_queue_ms")
+
+Floats = NDArray[np.float64]
+
+
+def request_latencies(requests: pd.DataFrame) -> pd.DataFrame:
+    """One row per request: request_index, ok, output_tokens and COLUMNS (tpot_ms NaN for N < 2)."""
+    ok = (requests["status"] == "ok").to_numpy(dtype=bool)
+    n = requests["output_tokens"].fillna(0).to_numpy(dtype=np.float64)
+    scheduled, sent = _ns(requests, "scheduled_ns"), _ns(requests, "sent_ns")
+    first, last, done = (_ns(requests, c) for c in ("first_token_ns", "last_token_ns", "done_ns"))
+    gaps = np.where(n >= 2, n - 1, np.nan)
+    values: dict[str, Any] = {
+        "request_index": requests["request_index"].to_numpy(),
+        "ok": ok,
+        "output_tokens": n,
+        "e2e_ms": _or_failed(done - scheduled, ok),
+        "ttft_ms": _or_failed(first - scheduled, ok),
+        "tpot_ms": _or_failed((last - first) / gaps, ok),
+        "service_ms": _or_failed(done - sent, ok),
+        "client_queue_ms": (sent - scheduled) / NS_PER_MS,
+    }
+    return pd.DataFrame(values)
+
+
+def samples(requests: pd.DataFrame, metric: str) -> Floats:
+    """The sample of one of COLUMNS: +inf for failures, NaN for a missing time; N < 2 leaves TPOT's sample."""
+    return sample_of(request_latencies(requests), metric)
+
+
+def sample_of(latencies: pd.DataFrame, metric: str) -> Floats:
+    """`samples`, from the frame that `request_latencies` made."""
+    frame = latencies
+    if metric == "tpot_ms":
+        frame = frame[~frame["ok"] | (frame["output_tokens"] >= 2)]
+    return np.asarray(frame[metric], dtype=np.float64)
+
+
+def token_gaps(requests: pd.DataFrame, tokens: pd.DataFrame) -> Floats:
+    """ITL in ms of all successful requests (`tokens` ordered by request and position). Failures are not in it."""
+    good = requests.loc[requests["status"] == "ok", "request_index"]
+    kept = tokens[tokens["request_index"].isin(good)]
+    index = kept["request_index"].to_numpy()
+    time = kept["time_ns"].to_numpy(dtype=np.float64)
+    if time.size < 2:
+        return np.empty(0)
+    return np.asarray(np.diff(time)[index[1:] == index[:-1]] / NS_PER_MS, dtype=np.float64)
+
+
+def clock_faults(requests: pd.DataFrame, tokens: pd.DataFrame) -> list[str]:
+    """What cannot be true of the stamps: times out of order, tokens without a time, counts that disagree."""
+    faults: list[str] = []
+    order = ("scheduled_ns", "sent_ns", "first_token_ns", "last_token_ns", "done_ns")
+    ok = requests[requests["status"] == "ok"]
+    for before, after in itertools.pairwise(order):
+        wrong = ok[_ns(ok, after) < _ns(ok, before)]
+        faults += [f"request {i}: {after} lies before {before}" for i in wrong["request_index"]]
+    for name in order:
+        needed = ok if name in ("scheduled_ns", "sent_ns", "done_ns") else ok[ok["output_tokens"] > 0]
+        missing = needed[needed[name].isna()]
+        faults += [f"request {i}: {name} is missing" for i in missing["request_index"]]
+    counted = tokens.groupby("request_index")["token_index"].count()
+    stated = ok.set_index("request_index")["output_tokens"].fillna(0).astype(int)
+    for index, n in stated.items():
+        have = int(counted.get(index, 0))
+        if have != n:
+            faults.append(f"request {index}: {n} output tokens stated, {have} recorded")
+    gaps = token_gaps(requests, tokens)
+    if (gaps < 0).any() or np.isnan(gaps).any():
+        faults.append("token times run backwards or are missing")
+    return faults
+
+
+def _ns(frame: pd.DataFrame, column: str) -> Floats:
+    return np.asarray(frame[column].to_numpy(dtype=np.float64, na_value=np.nan), dtype=np.float64)
+
+
+def _or_failed(nanoseconds: Floats, ok: NDArray[np.bool_]) -> Floats:
+    return np.where(ok, nanoseconds / NS_PER_MS, np.inf)

@@ -1,0 +1,140 @@
+"""The metrics by name, their units and directions, and the value of one metric in one run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterproof.measure.latency import COLUMNS, NS_PER_MS, sample_of, token_gaps
+from counterproof.measure.load import RunData
+from counterproof.measure.percentile import PERCENTILES, Measured, percentile
+
+QUANTILES = ("p50", "p90", "p99", "mean")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`better`: lower, higher, or equal (a difference either way is no gain). `statistics`: default first."""
+
+    unit: str
+    better: str
+    statistics: tuple[str, ...]
+
+
+METRICS: dict[str, Metric] = {
+    "e2e_ms": Metric("ms", "lower", QUANTILES),
+    "ttft_ms": Metric("ms", "lower", QUANTILES),
+    "tpot_ms": Metric("ms", "lower", QUANTILES),
+    "itl_ms": Metric("ms", "lower", QUANTILES),
+    "service_ms": Metric("ms", "lower", QUANTILES),
+    "client_queue_ms": Metric("ms", "lower", ("p50", "mean")),
+    "throughput_tok_s": Metric("tokens/s", "higher", ("total",)),
+    "output_tokens": Metric("tokens", "equal", ("total",)),
+    "error_rate": Metric("fraction", "lower", ("mean",)),
+    "startup_ms": Metric("ms", "lower", ("total",)),
+    "peak_rss_bytes": Metric("bytes", "lower", ("peak",)),
+    "kv_bytes_peak": Metric("bytes", "lower", ("peak",)),
+    "weight_bytes": Metric("bytes", "lower", ("total",)),
+    "tokens_computed": Metric("tokens", "lower", ("total",)),
+}
+
+
+def run_value(run: RunData, metric: str, statistic: str) -> Measured:
+    """The metric's statistic in one run; None with a reason where it cannot be had."""
+    if metric in COLUMNS or metric == "itl_ms":
+        return summarise(run_samples(run, metric), statistic)
+    if metric in _WHOLE_RUN:
+        return _WHOLE_RUN[metric](run)
+    return Measured(None, 0, f"unknown metric {metric}")
+
+
+def run_samples(run: RunData, metric: str) -> NDArray[np.float64]:
+    """The sample behind a latency metric, in ms (+inf: failed, NaN: missing)."""
+    if metric == "itl_ms":
+        return token_gaps(run.requests, run.tokens)
+    return sample_of(run.latencies, metric)
+
+
+def summarise(sample: NDArray[np.float64], statistic: str) -> Measured:
+    """A percentile by name, or the mean, of a sample."""
+    if statistic in PERCENTILES:
+        return percentile(sample, PERCENTILES[statistic])
+    if statistic != "mean":
+        return Measured(None, int(sample.size), f"unknown statistic {statistic}")
+    n = int(sample.size)
+    if n == 0 or np.isnan(sample).any():
+        return Measured(
+            None, n, "no samples" if n == 0 else f"{int(np.isnan(sample).sum())} samples are missing"
+        )
+    if np.isinf(sample).any():
+        return Measured(None, n, f"unbounded: {int(np.isinf(sample).sum())} of {n} requests failed")
+    return Measured(float(sample.mean()), n)
+
+
+def _throughput(run: RunData) -> Measured:
+    requests = run.requests
+    ok = requests[requests["status"] == "ok"]
+    n = len(ok)
+    if n == 0:
+        return Measured(None, 0, "no request succeeded")
+    elapsed = float(requests["done_ns"].max() - requests["scheduled_ns"].min()) / NS_PER_MS / 1000
+    if not math.isfinite(elapsed) or elapsed <= 0:
+        return Measured(None, n, "the run has no duration")
+    return Measured(float(ok["output_tokens"].sum()) / elapsed, n)
+
+
+def _output_tokens(run: RunData) -> Measured:
+    return Measured(float(run.requests["output_tokens"].fillna(0).sum()), len(run.requests))
+
+
+def _error_rate(run: RunData) -> Measured:
+    n = len(run.requests)
+    if n == 0:
+        return Measured(None, 0, "no requests")
+    return Measured(float((run.requests["status"] != "ok").sum()) / n, n)
+
+
+def _startup(run: RunData) -> Measured:
+    return _number(run.manifest.get("startup_ms"), "the record has no start-up time")
+
+
+def _peak(column: str, source: str) -> Callable[[RunData], Measured]:
+    def value(run: RunData) -> Measured:
+        rows = run.resources
+        sample = rows.loc[rows["source"] == source, column].dropna()
+        if sample.empty:
+            return Measured(None, 0, f"the {source} recorded no {column}")
+        return Measured(float(sample.max()), len(sample))
+
+    return value
+
+
+def _weights(run: RunData) -> Measured:
+    return _number(run.effective.get("model.weight_bytes"), "the engine does not report its weight bytes")
+
+
+def _computed(run: RunData) -> Measured:
+    return _number(run.counters.get("tokens_computed"), "the engine does not count computed tokens")
+
+
+def _number(value: Any, reason: str) -> Measured:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return Measured(None, 0, reason)
+    return Measured(float(value), 1)
+
+
+_WHOLE_RUN: dict[str, Callable[[RunData], Measured]] = {
+    "throughput_tok_s": _throughput,
+    "output_tokens": _output_tokens,
+    "error_rate": _error_rate,
+    "startup_ms": _startup,
+    "peak_rss_bytes": _peak("rss_bytes", "sampler"),
+    "kv_bytes_peak": _peak("kv_bytes_used", "engine"),
+    "weight_bytes": _weights,
+    "tokens_computed": _computed,
+}

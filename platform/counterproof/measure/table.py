@@ -1,0 +1,145 @@
+"""One metric's entry in the comparison: per-block values, effects, noise floor, smallest effect, verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from counterproof.measure.effects import effect
+from counterproof.measure.holm import holm
+from counterproof.measure.latency import COLUMNS
+from counterproof.measure.load import RunData, StudyData
+from counterproof.measure.mde import mde_log
+from counterproof.measure.metrics import METRICS, run_samples, run_value, summarise
+from counterproof.measure.noise import a_a_gate, floor_log
+from counterproof.measure.percentile import PERCENTILES, order_interval
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Family:
+    """The preregistered metrics that are judged by intervals; Holm's family."""
+
+    size: int
+    band: float
+    seed: int
+
+    @staticmethod
+    def of(plan: dict[str, Any]) -> Family:
+        sampled = {
+            (g["metric"], g["statistic"]) for g in plan.get("guardrails", []) if g.get("kind") != "exact"
+        }
+        primary = plan["primary"]
+        sampled.add((primary["metric"], primary["statistic"]))
+        return Family(len(sampled), float(plan.get("aa_band", 0.05)), int(plan.get("seed", 0)))
+
+    def adjust(self, entries: dict[str, Any], registered: set[str]) -> None:
+        """Holm over the registered metrics, then every entry's verdict. Others are descriptive, never a claim."""
+        p_values = {
+            key: (entries[key]["effects"].get("candidate") or {}).get("p_value")
+            for key in registered
+            if key in entries
+        }
+        adjusted = holm(p_values, self.size)
+        for key, entry in entries.items():
+            entry["preregistered"] = key in registered
+            entry["p_holm"] = adjusted.get(key)
+            entry["verdict"], entry["reason"] = _verdict(entry)
+
+
+def metric_entry(study: StudyData, metric: str, statistic: str, family: Family) -> dict[str, Any]:
+    """The entry without its verdict, which needs the whole family."""
+    spec = METRICS[metric]
+    arms = {arm: _arm(study.of(arm), metric, statistic) for arm in study.arms}
+    base = arms["baseline"]
+    effects = {
+        arm: effect(base["per_block"], value["per_block"], base["reason"] or value["reason"])
+        for arm, value in arms.items()
+        if arm != "baseline"
+    }
+    again, candidate = effects["again"]["d"], effects.get("candidate", {}).get("d", [])
+    floor = floor_log(again)
+    smallest = mde_log(candidate, again, alpha=ALPHA / family.size, band=family.band, seed=family.seed)
+    gate = a_a_gate(again, family.band)
+    return {
+        "metric": metric,
+        "statistic": statistic,
+        "unit": spec.unit,
+        "better": spec.better,
+        "arms": arms,
+        "effects": effects,
+        "noise_floor": None if floor is None else math.expm1(floor),
+        "noise_floor_log": floor,
+        "mde": None if smallest is None else _relative(smallest, spec.better),
+        "mde_log": smallest,
+        "a_a": {"passed": gate.passed, "detail": gate.detail},
+    }
+
+
+def _relative(log_effect: float, better: str) -> float:
+    """An improvement of `log_effect` as a fraction: 0.1 = 10 % lower (or higher, where higher is better)."""
+    return math.expm1(log_effect) if better == "higher" else -math.expm1(-log_effect)
+
+
+def _arm(runs: list[RunData], metric: str, statistic: str) -> dict[str, Any]:
+    values = [run_value(run, metric, statistic) for run in runs]
+    reason = next(
+        (f"{run.name}: {v.reason}" for run, v in zip(runs, values, strict=True) if v.value is None), ""
+    )
+    return {
+        "per_block": [v.value for v in values],
+        "n": [v.n for v in values],
+        "outliers": _outliers([v.value for v in values]),
+        "reason": reason,
+        "pooled": _pooled(runs, metric, statistic),
+    }
+
+
+def _pooled(runs: list[RunData], metric: str, statistic: str) -> dict[str, Any] | None:
+    """The percentile over all requests of all blocks, to describe (not to decide), for latency metrics."""
+    if statistic not in PERCENTILES or not (metric in COLUMNS or metric == "itl_ms") or not runs:
+        return None
+    sample = np.concatenate([run_samples(run, metric) for run in runs])
+    found = summarise(sample, statistic)
+    low, high = order_interval(sample, PERCENTILES[statistic])
+    if found.value is None:
+        low = high = None
+    return {"value": found.value, "n": found.n, "reason": found.reason, "ci_low": low, "ci_high": high}
+
+
+def _outliers(values: list[float | None]) -> list[int]:
+    """Positions outside Tukey's fences (1.5 interquartile ranges): labelled, never dropped."""
+    present = [v for v in values if v is not None]
+    if len(present) < 4:
+        return []
+    low, high = np.quantile(present, [0.25, 0.75])
+    reach = 1.5 * (high - low)
+    return [i for i, v in enumerate(values) if v is not None and not (low - reach <= v <= high + reach)]
+
+
+def _verdict(entry: dict[str, Any]) -> tuple[str, str]:
+    found = entry["effects"].get("candidate")
+    if found is None:
+        return "not measured", "the study has no candidate"
+    if found["ci_low"] is None:
+        return "not measured", found["reason"]
+    if entry["better"] == "equal":
+        return "no claim", "a difference of this metric is no gain"
+    if not entry["preregistered"]:
+        return "no claim", "not preregistered: the interval describes"
+    if entry["a_a"]["passed"] is not True:
+        return "no claim", f"A/A: {entry['a_a']['detail']}"
+    floor = entry["noise_floor_log"]
+    if floor is None:
+        return "no claim", "there is no noise floor"
+    if entry["p_holm"] is None or entry["p_holm"] >= ALPHA:
+        return "no claim", "the interval does not exclude 0 (Holm over the preregistered metrics)"
+    if abs(found["mean"]) <= floor:
+        return "no claim", f"the effect does not exceed the noise floor of {100 * math.expm1(floor):.2f} %"
+    lower = found["mean"] < 0
+    good = lower == (entry["better"] == "lower")
+    return ("gain" if good else "loss"), "the interval excludes 0 and the effect exceeds the noise floor"

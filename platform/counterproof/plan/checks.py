@@ -1,0 +1,109 @@
+"""What is refused at registration, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from counterproof.errors import InputError, RefusedError
+from counterproof.measure.percentile import PERCENTILES, floor_count
+from counterproof.plan.schema import ExperimentConfig
+
+MIN_BLOCKS = 6
+MAX_BLOCKS = 99
+KINDS = ("exact", "rate", "sampled")
+DIRECTIONS = ("lower", "higher", "equal")
+PREDICTORS = ("kv_bytes",)
+
+
+def check(config: ExperimentConfig, *, exploratory: bool) -> None:
+    """Raise InputError that lists every fault of the study, its workload, its metrics and guardrails."""
+    faults = [*_study(config, exploratory), *_workload(config), *_metrics(config)]
+    if faults:
+        raise InputError(f"{config.name} cannot be registered: {faults[0]}", details=faults[1:])
+
+
+def refuse_dirty(files: tuple[str, ...]) -> None:
+    """Raise RefusedError that lists the uncommitted changes: nobody could say which code was measured."""
+    if files:
+        shown = [*files[:20], *([f"... and {len(files) - 20} more"] if len(files) > 20 else [])]
+        raise RefusedError(
+            "the checkout has uncommitted changes, so the measured code has no name",
+            details=[*shown, "commit them, or add --exploratory: such a study can never claim anything"],
+        )
+
+
+def _study(config: ExperimentConfig, exploratory: bool) -> Iterator[str]:
+    study = config.study
+    if not 1 <= study.blocks <= MAX_BLOCKS:
+        yield f"study.blocks must be between 1 and {MAX_BLOCKS}, not {study.blocks}"
+    elif study.blocks < MIN_BLOCKS and not exploratory:
+        yield (
+            f"study.blocks is {study.blocks}, but an interval needs at least {MIN_BLOCKS} "
+            "(fewer are possible with --exploratory)"
+        )
+    if not 0 < study.aa_band < 1:
+        yield f"study.aa_band must lie between 0 and 1, not {study.aa_band}"
+    if study.slowed_delay_us < 1:
+        yield "study.slowed_delay_us must be at least 1: it is the effect that the set-up must be able to see"
+    if study.equivalence_requests < 0:
+        yield "study.equivalence_requests must not be negative"
+    if study.run_deadline_s <= 0:
+        yield "study.run_deadline_s must be positive"
+    if study.attempts < 1:
+        yield "study.attempts must be at least 1"
+    if config.engine.inject.step_delay_us:
+        yield "engine.inject.step_delay_us belongs to the slowed arm; leave it at 0"
+    if config.engine.numerics.mode != "fast" and study.equivalence_requests:
+        yield "engine.numerics.mode is set by the equivalence phase; leave it at fast, or ask for no such phase"
+
+
+def _workload(config: ExperimentConfig) -> Iterator[str]:
+    load = config.workload
+    at_least_one = {
+        "requests": load.requests,
+        "concurrency": load.concurrency,
+        "prompt_tokens": load.prompt_tokens,
+        "max_new_tokens": load.max_new_tokens,
+    }
+    for name, value in at_least_one.items():
+        if not 1 <= value <= 1_000_000:
+            yield f"workload.{name} must be between 1 and 1000000, not {value}"
+    if not 0 <= load.warmup_requests <= 1000:
+        yield f"workload.warmup_requests must be between 0 and 1000, not {load.warmup_requests}"
+    if load.temperature < 0 or not 0 < load.top_p <= 1 or not 0 <= load.min_p < 1 or load.top_k < 0:
+        yield "workload: temperature >= 0, top_k >= 0, 0 < top_p <= 1 and 0 <= min_p < 1 must hold"
+    if load.repetition_penalty <= 0 or load.request_timeout_s <= 0:
+        yield "workload: repetition_penalty and request_timeout_s must be positive"
+
+
+def _metrics(config: ExperimentConfig) -> Iterator[str]:
+    primary = config.primary
+    if primary.better not in ("lower", "higher"):
+        yield f"primary.better must be lower or higher, not '{primary.better}'"
+    if not 0 < primary.sesoi < 1:
+        yield f"primary.sesoi must lie between 0 and 1, not {primary.sesoi}"
+    yield from _resolvable("primary", primary.metric, primary.statistic, config.workload.requests)
+    seen = set()
+    for rail in config.guardrails:
+        name = f"guardrail {rail.metric} {rail.statistic}"
+        if rail.kind not in KINDS or rail.better not in DIRECTIONS:
+            yield f"{name}: kind must be one of {', '.join(KINDS)} and better one of {', '.join(DIRECTIONS)}"
+        if rail.margin < 0:
+            yield f"{name}: the margin must not be negative"
+        if rail.predict is not None and rail.predict not in PREDICTORS:
+            yield f"{name}: there is no arithmetic called '{rail.predict}'; there is: {', '.join(PREDICTORS)}"
+        if rail.predict is not None and not rail.reason:
+            yield f"{name}: a price registered beforehand needs a reason"
+        if (rail.metric, rail.statistic) in seen:
+            yield f"{name} is given twice"
+        seen.add((rail.metric, rail.statistic))
+        yield from _resolvable(name, rail.metric, rail.statistic, config.workload.requests)
+
+
+def _resolvable(name: str, metric: str, statistic: str, requests: int) -> Iterator[str]:
+    if statistic in PERCENTILES:
+        needed = floor_count(PERCENTILES[statistic])
+        if requests < needed:
+            yield (
+                f"{name}: {statistic} of {metric} needs {needed} requests a run, workload.requests is {requests}"
+            )

@@ -1,0 +1,159 @@
+"""What an experiment may say: typed configurations that Hydra composes into.
+
+Every leaf has a declared type, so that an unknown key, a wrong type or a missing value is refused while
+composing. The engine's own configuration stands under `engine` unchanged. Classes that only exist once
+Hydra has merged a YAML node into them (optional nodes, list items) cannot be frozen; the composed tree is
+read-only as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from intaglio.config import EngineConfig
+from omegaconf import MISSING
+
+SCHEMA_NAME = "counterproof_schema"
+
+# What a user may not override: these make the experiment what it is.
+FIXED = ("name", "question", "calibration", "factor", "guardrails")
+
+
+@dataclass
+class MovesConfig:
+    """Fields that the factor necessarily moves besides itself. Only these are excepted from the diffs."""
+
+    effective: list[str] = field(default_factory=list)
+    environment: list[str] = field(default_factory=list)
+    model: list[str] = field(default_factory=list)
+
+
+@dataclass
+class FactorConfig:
+    """The one thing that varies.
+
+    kind        leaf: `path` is a configuration leaf; group: `path` is a config group, and `bundle` lists
+                exactly the leaves that its two options set differently
+    lossless    whether outputs must stay the same
+    bottleneck  the arithmetic that says why the change should help
+    """
+
+    path: str = MISSING
+    kind: str = "leaf"
+    baseline: Any = MISSING
+    candidate: Any = MISSING
+    lossless: bool = MISSING
+    bottleneck: str = MISSING
+    bundle: list[str] = field(default_factory=list)
+    moves: MovesConfig = field(default_factory=MovesConfig)
+
+
+@dataclass(frozen=True)
+class PrimaryConfig:
+    """The metric that decides. `sesoi`: smallest relative effect of interest, e.g. 0.05."""
+
+    metric: str = MISSING
+    statistic: str = MISSING
+    better: str = "lower"
+    sesoi: float = MISSING
+
+
+@dataclass
+class GuardrailConfig:
+    """A metric that must not get worse by more than `margin` (relative).
+
+    kind      exact (equality or an exact count), rate, or sampled (latency quantiles)
+    predict   name of the arithmetic that registers the price beforehand: kv_bytes, or null
+    reason    why this price is right (headroom, never observed noise)
+    """
+
+    metric: str = MISSING
+    statistic: str = MISSING
+    kind: str = MISSING
+    margin: float = MISSING
+    better: str = "lower"
+    predict: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """How the study is laid out. `equivalence_requests`: prompts of the bitwise comparison (0: none)."""
+
+    blocks: int = 8
+    seed: int = 20260101
+    slowed_delay_us: int = 10_000
+    aa_band: float = 0.05
+    equivalence_requests: int = 0
+    run_deadline_s: float = 900.0
+    attempts: int = 3
+
+
+@dataclass(frozen=True)
+class WorkloadConfig:
+    """Which requests are sent, and how.
+
+    builder         pydoc_questions or prompt_file
+    concurrency     slots of the closed loop
+    prompt_tokens   longest prompt, in tokens of the model's tokenizer
+    file, field     prompt_file: a text file (one prompt a line) or a .jsonl file and the field that holds it
+    """
+
+    builder: str = MISSING
+    requests: int = 11
+    concurrency: int = 1
+    prompt_tokens: int = 48
+    max_new_tokens: int = 24
+    warmup_requests: int = 1
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    request_timeout_s: float = 300.0
+    file: str | None = None
+    field: str = "prompt"
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """One experiment. A calibration has no factor and can never claim."""
+
+    name: str = MISSING
+    question: str = MISSING
+    calibration: bool = False
+    target: str = "intaglio_local"
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    study: StudyConfig = field(default_factory=StudyConfig)
+    factor: FactorConfig | None = None
+    primary: PrimaryConfig = field(default_factory=PrimaryConfig)
+    guardrails: list[GuardrailConfig] = field(default_factory=list)
+
+
+def leaf_types() -> dict[str, tuple[type, ...]]:
+    """`{dotted path: types}` of every leaf that the command line may override."""
+    return {path: allowed for path, allowed in _walk(ExperimentConfig, "") if path.split(".")[0] not in FIXED}
+
+
+def _walk(cls: Any, prefix: str) -> typing.Iterator[tuple[str, tuple[type, ...]]]:
+    hints = typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        declared = hints[item.name]
+        path = f"{prefix}{item.name}"
+        if dataclasses.is_dataclass(declared):
+            yield from _walk(declared, f"{path}.")
+        elif allowed := _scalars(declared):
+            yield path, allowed
+
+
+def _scalars(declared: Any) -> tuple[type, ...]:
+    """The plain types a leaf admits; () for lists, nested optional nodes and untyped leaves."""
+    parts = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+    plain = (bool, int, float, str, types.NoneType)
+    return tuple(parts) if all(part in plain for part in parts) else ()

@@ -1,0 +1,119 @@
+"""From a run's raw results to its sealed record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from counterproof.errors import ExecutionError
+from counterproof.record import atomic, environment, manifest, tables
+from counterproof.record.schema import TABLES
+from counterproof.record.store import RunKey
+from counterproof.run.executor import SAMPLES
+from counterproof.run.worker_main import RAW
+
+
+@dataclass(frozen=True)
+class RawRun:
+    """What a run's process left. `result`: start-up time, counters, effective configuration, identity."""
+
+    folder: Path
+    result: dict[str, Any]
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        effective: dict[str, Any] = self.result["effective"]
+        return effective
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Rows of one raw file; an unfinished last line (the sampler is stopped from outside) is left out."""
+        path = self.folder / SAMPLES if name == "samples" else self.folder / RAW / f"{name}.jsonl"
+        if not path.is_file():
+            return []
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def read_raw(folder: Path) -> RawRun:
+    """Raises ExecutionError when the process left no whole result."""
+    try:
+        result = json.loads((folder / RAW / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExecutionError(f"the run left no readable result: {error}") from None
+    return RawRun(folder, result)
+
+
+def build_environment(raw: RawRun, common: Mapping[str, Any], excepted: list[str]) -> dict[str, Any]:
+    """The run's environment record, not yet written."""
+    return environment.build(common, raw.result["identity"], raw.result["observed"], excepted)
+
+
+def write_record(
+    raw: RawRun,
+    key: RunKey,
+    plan: Mapping[str, Any],
+    plan_sha256: str,
+    workload_sha256: str,
+    env: Mapping[str, Any],
+) -> str:
+    """Write every file of the record, remove the raw ones and seal. Returns the manifest's sha256.
+
+    Raises ExecutionError when the outside sampler saw nothing of a timed run.
+    """
+    folder = raw.folder
+    _write_tables(raw, key)
+    _write_lines(folder / "outputs.jsonl", raw.rows("outputs"))
+    _write_lines(folder / "events.jsonl", raw.rows("events"))
+    _write_config(folder / "config", key.arm, plan, raw.effective)
+    atomic.write_json(folder / "environment.json", dict(env))
+    shutil.rmtree(folder / RAW)
+    (folder / SAMPLES).unlink(missing_ok=True)
+    facts = {
+        "study": plan["study"],
+        "block": key.block,
+        "arm": key.arm,
+        "attempt": key.attempt,
+        "phase": key.phase,
+        "plan_sha256": plan_sha256,
+        "env_id": env["env_id"],
+        "workload_sha256": workload_sha256,
+        "counters": raw.result["counters"],
+        "warmup_counters": raw.result["warmup_counters"],
+        "startup_ms": raw.result["startup_ms"],
+    }
+    return manifest.seal(folder, facts)
+
+
+def _write_tables(raw: RawRun, key: RunKey) -> None:
+    samples = raw.rows("samples")
+    if key.block is not None and not samples:
+        raise ExecutionError("the sampler saw nothing of the run; its memory would be unknown")
+    resources = sorted([*samples, *raw.rows("gauges")], key=lambda row: row["time_ns"])
+    content = {name: raw.rows(name.removesuffix(".parquet")) for name in TABLES}
+    content["resources.parquet"] = resources
+    for name, rows in content.items():
+        tables.write(raw.folder, name, rows)
+
+
+def _write_config(folder: Path, arm: str, plan: Mapping[str, Any], effective: Mapping[str, Any]) -> None:
+    folder.mkdir()
+    own = plan["arms"][arm]
+    (folder / "composed.yaml").write_text(plan["composed"][arm], encoding="utf-8")
+    for name, value in (
+        ("overrides", list(own["overrides"])),
+        ("resolved", dict(own["config"])),
+        ("effective", dict(effective)),
+    ):
+        text = yaml.safe_dump(value, sort_keys=True, allow_unicode=True)
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,203 @@
+"""The study loop: every planned run once, in order, each a fresh process, each sealed before the next starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from intaglio.config import EngineConfig
+
+from counterproof.errors import CounterproofError, ExecutionError, RefusedError
+from counterproof.plan.compose import engine_of
+from counterproof.record import code_identity, environment, manifest, verify
+from counterproof.record.journal import Journal
+from counterproof.record.lock import FileLock
+from counterproof.record.store import RunKey, StudyPaths
+from counterproof.run import assemble, guard, places
+from counterproof.run.executor import execute
+from counterproof.run.machine_lock import machine_lock
+from counterproof.run.places import Place
+from counterproof.run.spec import RunSpec
+from counterproof.run.targets import registry
+
+
+class Progress(Protocol):
+    """Who is told how far a study is."""
+
+    def run_started(self, key: RunKey, number: int, total: int) -> None: ...
+
+    def requests_done(self, done: int, total: int) -> None: ...
+
+    def run_ended(self, key: RunKey, note: str) -> None: ...
+
+    def waiting(self, what: str) -> None: ...
+
+
+class StudyRunner:
+    """Executes a registered study. Hold `lock()` while using it: one harness per study.
+
+    Raises EvidenceError at once when plan, journal or a sealed record was tampered with.
+    """
+
+    def __init__(self, paths: StudyPaths, progress: Progress) -> None:
+        self._paths = paths
+        self._progress = progress
+        self._journal = Journal(paths.journal)
+        self.plan, self._plan_sha256, _ = verify.verify_plan(paths)
+        self._places = places.places(self.plan)
+        self._target = registry.find(self.plan["target"])
+        self._planners: dict[str, dict[str, str]] = {}
+
+    @staticmethod
+    def lock(paths: StudyPaths) -> FileLock:
+        """At most one harness works on a study."""
+        return FileLock(paths.lock, what=f"the study {paths.name}")
+
+    def recover(self) -> list[str]:
+        """Account for attempts that were cut off: a whole record is taken in, anything else is journalled as
+        lost and kept. Returns the lost ones. Then verifies everything that is sealed."""
+        lost = []
+        for name in places.open_attempts(self._journal.events()):
+            folder = self._paths.run(RunKey.parse(name))
+            if manifest.is_sealed(folder):
+                self._journal.append(
+                    "run_sealed", run=name, manifest_sha256=manifest.sha256(folder), recovered=True
+                )
+            else:
+                self._journal.append("run_lost", run=name, reason="its process or the harness was killed")
+                lost.append(name)
+        verify.verify_study(self._paths.folder)
+        return lost
+
+    def missing(self) -> list[Place]:
+        """Planned runs that have no sealed record, in order."""
+        sealed = places.done(self._journal.events())
+        return [place for place in self._places if place not in sealed]
+
+    def run_missing(self, after_block: Callable[[int], bool] | None = None) -> None:
+        """Run everything that is missing. `after_block(block)` True ends the study early.
+
+        Raises what a run raises: RefusedError, SetupError, ExecutionError after the last attempt.
+        """
+        for place in self.missing():
+            self.run_place(place)
+            if after_block is not None and place.block is not None and self._block_is_whole(place.block):
+                last = place.block == self.plan["blocks"] - 1
+                if not last and after_block(place.block):
+                    self._journal.append("stopped_early", block=place.block)
+                    return
+
+    def run_place(self, place: Place) -> None:
+        """Run one place until it is sealed or has failed as often as the plan allows.
+
+        Raises RefusedError for a candidate before its baseline, a place already sealed or not planned.
+        """
+        if place not in self._places:
+            raise RefusedError(f"refused: {place} is not in the plan", details=[str(p) for p in self._places])
+        sealed = places.done(self._journal.events())
+        if place in sealed:
+            raise RefusedError(f"refused: {place} has a sealed record, which is never repeated")
+        places.refuse_early_candidate(place, sealed)
+        allowed = int(self.plan["attempts"])
+        while True:
+            try:
+                self._attempt(place)
+                return
+            except ExecutionError:
+                if places.failures(place, self._journal.events()) >= allowed:
+                    raise
+
+    def _attempt(self, place: Place) -> None:
+        engine = self._engine(place.arm)
+        common = self._common(engine)
+        key = places.next_key(place, self._journal.events())
+        folder = self._paths.run(key)
+        with machine_lock(lambda: self._progress.waiting("another measured run on this machine")):
+            self._journal.append(
+                "run_started", run=key.name, block=key.block, arm=key.arm, attempt=key.attempt
+            )
+            self._progress.run_started(key, self._places.index(place) + 1, len(self._places))
+            began = time.monotonic()
+            try:
+                folder.mkdir(parents=True)
+                execute(
+                    self._spec(place, folder),
+                    engine.threads,
+                    float(self.plan["run_deadline_s"]),
+                    self._progress.requests_done,
+                )
+                digest = self._seal(key, folder, common)
+            except BaseException as error:
+                self._record_failure(key, error)
+                raise
+        seconds = round(time.monotonic() - began, 3)
+        self._journal.append("run_sealed", run=key.name, manifest_sha256=digest, seconds=seconds)
+        self._progress.run_ended(key, f"sealed after {seconds:.1f} s")
+
+    def _record_failure(self, key: RunKey, error: BaseException) -> None:
+        kind = "run_failed"
+        if isinstance(error, RefusedError):
+            kind = "run_refused"
+        elif isinstance(error, KeyboardInterrupt):
+            kind = "run_lost"
+        reason = str(error) or ("interrupted" if kind == "run_lost" else type(error).__name__)
+        details = error.details if isinstance(error, CounterproofError) else []
+        self._journal.append(kind, run=key.name, reason=reason, details=details)
+        self._progress.run_ended(key, f"{kind.removeprefix('run_')}: {reason}")
+
+    def _seal(self, key: RunKey, folder: Path, common: dict[str, Any]) -> str:
+        raw = assemble.read_raw(folder)
+        env = assemble.build_environment(raw, common, guard.environment_exceptions(self.plan))
+        reference = self._reference(key)
+        if reference is not None:
+            guard.check_run(key.arm, self.plan, raw.effective, env, reference)
+        sha = self._workload(key.block)[1]
+        return assemble.write_record(raw, key, self.plan, self._plan_sha256, sha, env)
+
+    def _reference(self, key: RunKey) -> guard.Reference | None:
+        """The first sealed baseline of the same phase, None while there is none."""
+        for event in self._journal.events():
+            if event["kind"] == "run_sealed":
+                sealed = RunKey.parse(event["run"])
+                if sealed.arm == "baseline" and sealed.phase == key.phase:
+                    return guard.Reference.read(self._paths.run(sealed))
+        return None
+
+    def _engine(self, arm: str) -> EngineConfig:
+        return engine_of(self.plan["arms"][arm]["config"])
+
+    def _common(self, engine: EngineConfig) -> dict[str, Any]:
+        """Code, machine, libraries and model as they are now, held against the registered ones."""
+        model = self._planners.get(engine.model)
+        if model is None:
+            model = self._planners[engine.model] = self._target.planner(engine).model_identity()
+        common = environment.common_identity(code_identity.identify().as_dict(), model)
+        guard.check_common(self.plan, common)
+        return common
+
+    def _spec(self, place: Place, folder: Path) -> RunSpec:
+        config = self.plan["arms"][place.arm]["config"]
+        workload, sha = self._workload(place.block)
+        return RunSpec(
+            target=self.plan["target"],
+            phase=RunKey(place.block, place.arm, 1).phase,
+            engine={path[7:]: value for path, value in config.items() if path.startswith("engine.")},
+            workload=str(workload),
+            workload_sha256=sha,
+            warmup=str(self._paths.workloads / "warmup.parquet"),
+            warmup_sha256=self.plan["workload"]["warmup_sha256"],
+            concurrency=self.plan["workload"]["concurrency"],
+            request_timeout_s=self.plan["workload"]["request_timeout_s"],
+            folder=str(folder),
+            parent_pid=0,
+            composition=place.block is None and place.arm == "baseline",
+        )
+
+    def _workload(self, block: int | None) -> tuple[Path, str]:
+        sha = verify.workload_sha256(self.plan, block)
+        return self._paths.workload(block), sha or ""
+
+    def _block_is_whole(self, block: int) -> bool:
+        return not any(place.block == block for place in self.missing())

@@ -1,0 +1,29 @@
+"""Targets by name. Others are added by installed packages under the entry-point group `counterproof.targets`;
+a configuration can name a target but never a piece of code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from counterproof.errors import InputError, SetupError
+from counterproof.run.targets.protocol import TargetKind
+
+GROUP = "counterproof.targets"
+INTAGLIO_LOCAL = "intaglio_local"
+
+
+def find(name: str) -> TargetKind:
+    """The kind of target called `name`. Raises InputError that lists what there is, or SetupError."""
+    if name == INTAGLIO_LOCAL:
+        from counterproof.run.targets.intaglio_local import IntaglioLocal
+
+        return IntaglioLocal()
+    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    if name not in points:
+        known = ", ".join([INTAGLIO_LOCAL, *sorted(points)])
+        raise InputError(f"there is no target '{name}'", details=[f"there are: {known}"])
+    try:
+        kind: TargetKind = points[name].load()()
+    except Exception as error:
+        raise SetupError(f"the target '{name}' cannot be loaded: {error!r}") from error
+    return kind

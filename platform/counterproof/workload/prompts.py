@@ -1,0 +1,78 @@
+"""Where prompts come from: every builder gives distinct prompts of bounded length, in an order set by a seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from counterproof.errors import InputError
+from counterproof.plan.schema import WorkloadConfig
+from counterproof.workload.pydoc_questions import question_texts
+
+Encode = Callable[[str], list[int]]
+
+
+def distinct_prompts(config: WorkloadConfig, encode: Encode, seed: int, count: int) -> list[tuple[int, ...]]:
+    """`count` prompts as token ids, no two equal, none longer than `config.prompt_tokens`.
+
+    Raises InputError when the source does not hold as many.
+    """
+    found: list[tuple[int, ...]] = []
+    seen: set[tuple[int, ...]] = set()
+    for ids in _source(config, encode, seed):
+        if ids and ids not in seen:
+            seen.add(ids)
+            found.append(ids)
+        if len(found) == count:
+            return found
+    raise InputError(
+        f"the workload needs {count} different prompts of at most {config.prompt_tokens} tokens, "
+        f"but {config.builder} has only {len(found)}",
+        details=["ask for fewer requests or blocks, or raise workload.prompt_tokens"],
+    )
+
+
+def _source(config: WorkloadConfig, encode: Encode, seed: int) -> Iterator[tuple[int, ...]]:
+    if config.builder == "pydoc_questions":
+        return question_texts(encode, config.prompt_tokens, seed)
+    if config.builder == "prompt_file":
+        return _file_prompts(config, encode, seed)
+    raise InputError(
+        f"there is no workload builder '{config.builder}'",
+        details=["there are: pydoc_questions, prompt_file"],
+    )
+
+
+def _file_prompts(config: WorkloadConfig, encode: Encode, seed: int) -> Iterator[tuple[int, ...]]:
+    if config.file is None:
+        raise InputError("workload.file is not set", details=["name a .txt or .jsonl file with your prompts"])
+    texts = _read(Path(config.file).expanduser(), config.field)
+    random.Random(f"prompts/{seed}").shuffle(texts)
+    for text in texts:
+        ids = tuple(encode(text))
+        if len(ids) <= config.prompt_tokens:
+            yield ids
+
+
+def _read(path: Path, field: str) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"workload.file {path} cannot be read: {error}") from None
+    if path.suffix != ".jsonl":
+        return [line for line in lines if line.strip()]
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)[field]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path.name} line {number} has no field '{field}': {error!r}") from None
+        text = value[0] if isinstance(value, list) and value else value
+        if not isinstance(text, str):
+            raise InputError(f"{path.name} line {number}: '{field}' is not a text")
+        texts.append(text)
+    return texts

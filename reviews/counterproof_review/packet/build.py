@@ -1,0 +1,180 @@
+"""`packet build`: a deterministic packet from a sealed, verified, complete study.
+
+Equal study and equal keys give equal bytes. Everything public is written by allow-list and then linted as it
+will be shipped; the packet is verified by the reader before it is handed out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from counterproof.errors import InputError
+from counterproof.measure.load import StudyData, load_study
+from counterproof.measure.metrics import METRICS
+from counterproof.workload import sealed
+from counterproof.workload.sealed import SealedRequest
+from intaglio.config import Scalar
+from intaglio.models import catalogue
+
+from counterproof_review.packet import (
+    archive,
+    arms,
+    author,
+    canonical,
+    inputs,
+    labels,
+    layout,
+    leaks,
+    manifest,
+    models,
+    public,
+)
+from counterproof_review.packet.errors import PacketError
+from counterproof_review.packet.labels import PacketKeys
+from counterproof_review.packet.models import ModelLock
+from counterproof_review.packet.reader import Archive
+from counterproof_review.packet.verify import Verification, verify
+
+_ENGINE = "engine."
+
+
+@dataclass(frozen=True)
+class Built:
+    """A packet that was written and verified."""
+
+    path: Path
+    key_path: Path
+    packet_id: str
+    root: str
+    sha256: str
+    verification: Verification
+
+
+def build(folder: Path, *, out: Path | None = None, keys: PacketKeys | None = None) -> Built:
+    """Build the packet of the study in `folder`; by default as `packets/<id>.rep.zip` inside it.
+
+    `keys`: fresh ones when None. They are kept beside the study (`packets/<id>.key.json`, mode 0600), never in
+    the packet. Raises InputError for a study without anything to replicate, EvidenceError for one that was
+    tampered with, PacketError E_LEAK or E_STUDY.
+    """
+    study = load_study(folder)
+    _check_study(study)
+    keys = keys or labels.fresh_keys(study.arms)
+    place = folder / "packets"
+    place.mkdir(exist_ok=True)
+    target = out or place / f"{keys.packet_id}.rep.zip"
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent} to write the packet into")
+    report = Verification()
+    with tempfile.TemporaryDirectory(prefix="packet-") as scratch:
+        files = _files(study, keys, Path(scratch))
+        unverified = target.with_name(f".{target.name}.unverified")
+        try:
+            digest = archive.write(unverified, files)
+            with Archive.open(unverified) as opened:
+                verify(opened, report)
+            unverified.replace(target)
+        finally:
+            unverified.unlink(missing_ok=True)
+    key_path = place / f"{keys.packet_id}.key.json"
+    labels.write_keys(key_path, keys)
+    return Built(target, key_path, keys.packet_id, report.root, digest, report)
+
+
+def _check_study(study: StudyData) -> None:
+    if study.plan.get("calibration") or "candidate" not in study.arms:
+        raise InputError("a calibration claims nothing, so there is nothing to replicate")
+    if not study.final:
+        done, planned = len(study.complete_blocks), study.planned_blocks
+        raise InputError(
+            f"{done} of {planned} blocks are complete, and a packet holds a whole study",
+            details=[f"counterproof resume {study.folder.name}"],
+        )
+
+
+def _files(study: StudyData, keys: PacketKeys, scratch: Path) -> dict[str, bytes | Path]:
+    opaque = labels.opaque_names(keys, study.arms)
+    lock = _model_lock(study)
+    loads = [_inputs(study, block) for block in study.complete_blocks]
+    warmup = _warmup(study)
+    configs = {arm: _engine(study, arm, lock) for arm in study.arms}
+    plan, plan_sha256 = study.plan, study.verified.plan_sha256
+    metric = METRICS.get(plan["primary"]["metric"])
+    documents = {
+        layout.PACKET: public.packet(
+            keys.packet_id, plan_sha256, len(opaque), [len(block) for block in loads], len(warmup)
+        ),
+        layout.PREREG: public.prereg(plan, plan_sha256, metric.unit if metric else ""),
+        layout.SCOPE: public.scope(plan, configs["baseline"], lock, loads),
+        layout.SCHEDULE: public.schedule(len(loads)),
+        layout.RUN_LOCK: public.run_lock(plan),
+        layout.ENVIRONMENT_LOCK: public.libraries(plan),
+        layout.CODE_LOCK: public.code(plan),
+        layout.MODELS_LOCK: public.models_lock([lock]),
+        layout.NOISE: public.noise(plan, author.ratios(author.per_block(study))["again"]),
+        layout.ENVIRONMENT: public.environment(plan),
+        layout.LINEAGE: public.lineage(plan_sha256),
+    }
+    for arm, name in opaque.items():
+        documents[layout.arm_path(name)] = arms.to_document(configs[arm])
+    _refuse_leaks(study, documents)
+    rows = author.write_rows(study, opaque, scratch / "rows")
+    documents[layout.RESULTS] = author.document(study, opaque, rows)
+    files: dict[str, bytes | Path] = {p: canonical.encode(d, p) for p, d in documents.items()}
+    files[layout.RESULT_ROWS] = scratch / "rows"
+    files[layout.WARMUP] = inputs.to_lines(warmup)
+    files |= {layout.input_path(b): inputs.to_lines(requests) for b, requests in enumerate(loads)}
+    files[layout.MANIFEST] = manifest.build(files)
+    return files
+
+
+def _engine(study: StudyData, arm: str, lock: ModelLock) -> dict[str, Scalar]:
+    """The arm's engine configuration, with its model named by digest."""
+    config: Mapping[str, Scalar] = study.plan["arms"][arm]["config"]
+    engine = {k.removeprefix(_ENGINE): v for k, v in config.items() if k.startswith(_ENGINE)}
+    if engine.get("speculation.draft_model") is not None:
+        raise InputError("a study with a draft model cannot be packed by this version")
+    return arms.resolve({**engine, "model": lock.reference})
+
+
+def _model_lock(study: StudyData) -> ModelLock:
+    names = {str(arm["config"]["engine.model"]) for arm in study.plan["arms"].values()}
+    if len(names) != 1:
+        raise InputError("the arms run different models, which this version cannot pack")
+    (name,) = names
+    lock = models.lock_folder(catalogue.resolve(name, download=False), name)
+    measured = (study.plan.get("environment") or {}).get("model.model_sha256")
+    if measured is not None and measured != lock.sha256:
+        raise PacketError(
+            "E_STUDY",
+            "the model here is not the one that was measured",
+            details=[f"measured {measured}", f"found {lock.sha256}"],
+        )
+    return lock
+
+
+def _inputs(study: StudyData, block: int) -> list[SealedRequest]:
+    registered = study.plan["workload"]["sha256_by_block"][block]
+    return sealed.read(study.verified.paths.workload(block), registered)
+
+
+def _warmup(study: StudyData) -> list[SealedRequest]:
+    path = study.verified.paths.workloads / "warmup.parquet"
+    return sealed.read(path, study.plan["workload"].get("warmup_sha256")) if path.is_file() else []
+
+
+def _refuse_leaks(study: StudyData, documents: Mapping[str, Any]) -> None:
+    names = {study.folder.name, str(study.plan["study"])}
+    names |= {run.name for run in (*study.runs.values(), *study.equivalence.values())}
+    paths = [*documents[layout.ENVIRONMENT_LOCK]["packages"], *study.plan["arms"]["baseline"]["config"]]
+    paths += public.SENTENCES
+    lint = leaks.Lint(words=leaks.machine_words() | names, known=leaks.vocabulary(paths))
+    found = leaks.scan(lint, documents)
+    if found:
+        raise PacketError(
+            "E_LEAK", f"the public part would tell: {found[0]}", details=[str(leak) for leak in found[1:]]
+        )

@@ -1,0 +1,135 @@
+"""The measuring side of a replay: a process that knows arms by opaque names only and has no network.
+
+`python -m counterproof_review.packet.executor FOLDER` reads `task.json` there, runs every place of its schedule
+in a fresh process by the harness's own executor, seals each record, and writes `estimates.json`. The author's
+results are not in the folder, so nothing here can see them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from counterproof.errors import CounterproofError, ExecutionError
+from counterproof.measure.load import RunData
+from counterproof.measure.metrics import run_value
+from counterproof.record import atomic, canonical, manifest
+from counterproof.record.store import RunKey
+from counterproof.record.verify import SealedRun
+from counterproof.run import assemble
+from counterproof.run.executor import execute
+from counterproof.run.machine_lock import machine_lock
+from counterproof.run.spec import RunSpec
+from intaglio.config import from_flat
+
+from counterproof_review.packet import guard
+
+TASK = "task.json"
+ESTIMATES = "estimates.json"
+ATTEMPTS = 3
+
+
+def main() -> int:
+    """Run the task; the exit code is that of counterproof.errors. Progress goes to standard output as JSON lines."""
+    folder = Path(sys.argv[1])
+    if not guard.installed():
+        return _fail(ExecutionError("the network guard is not in place, so nothing was run"))
+    task = canonical.read_json(folder / TASK)
+    runs: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    try:
+        for number, (block, arm) in enumerate(task["runs"]):
+            _tell("run", number=number, of=len(task["runs"]), block=block, arm=arm)
+            runs.append(_run(folder, task, block, arm, failed))
+    except CounterproofError as error:
+        return _fail(error)
+    finally:
+        atomic.write_json(folder / ESTIMATES, {"runs": runs, "failed": failed})
+    _tell("done")
+    return 0
+
+
+def _run(
+    folder: Path, task: dict[str, Any], block: int, arm: str, failed: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One place of the schedule, repeated as a whole when it fails; every failure is kept in `failed`."""
+    for attempt in range(1, ATTEMPTS + 1):
+        key = RunKey(block, arm, attempt)
+        try:
+            return _attempt(folder, task, key)
+        except ExecutionError as error:
+            failed.append({"block": block, "arm": arm, "attempt": attempt, "reason": str(error)})
+            _tell("failed", block=block, arm=arm, attempt=attempt, reason=str(error))
+            if attempt == ATTEMPTS:
+                raise
+    raise ExecutionError("no attempt was made")
+
+
+def _attempt(folder: Path, task: dict[str, Any], key: RunKey) -> dict[str, Any]:
+    block = 0 if key.block is None else key.block
+    place = folder / "runs" / key.name
+    place.mkdir(parents=True)
+    engine = task["arms"][key.arm]
+    workload = task["workloads"][block]
+    spec = RunSpec(
+        target=task["target"],
+        phase="timed",
+        engine=engine,
+        workload=workload["path"],
+        workload_sha256=workload["sha256"],
+        warmup=task["warmup"]["path"],
+        warmup_sha256=task["warmup"]["sha256"],
+        concurrency=task["concurrency"],
+        request_timeout_s=task["request_timeout_s"],
+        folder=str(place),
+        parent_pid=0,
+    )
+    with machine_lock(lambda: _tell("waiting")):
+        began = time.monotonic()
+        execute(spec, from_flat(engine).threads, task["run_deadline_s"], _requests)
+        digest = _seal(place, task, key, workload["sha256"])
+        seconds = time.monotonic() - began
+    sealed = SealedRun(key, place, manifest.read(place), digest)
+    return {**_summary(RunData(sealed), task), "manifest_sha256": digest, "seconds": round(seconds, 3)}
+
+
+def _seal(place: Path, task: dict[str, Any], key: RunKey, workload_sha256: str) -> str:
+    raw = assemble.read_raw(place)
+    record = assemble.build_environment(raw, task["environment"], [])
+    arms = {arm: {"overrides": [], "config": config} for arm, config in task["arms"].items()}
+    plan = {"study": task["packet_id"], "arms": arms, "composed": dict.fromkeys(arms, "")}
+    return assemble.write_record(raw, key, plan, task["claim_id"], workload_sha256, record)
+
+
+def _summary(run: RunData, task: dict[str, Any]) -> dict[str, Any]:
+    measured = run_value(run, task["metric"], task["statistic"])
+    return {
+        "arm": run.arm,
+        "block": run.block,
+        "value": measured.value,
+        "reason": measured.reason,
+        "samples": measured.n,
+        "failed_requests": int((run.requests["status"] != "ok").sum()),
+        "outputs_sha256": [v if isinstance(v, str) else None for v in run.requests["output_sha256"]],
+        "tokens_computed": run.counters.get("tokens_computed"),
+    }
+
+
+def _requests(done: int, total: int) -> None:
+    _tell("requests", done=done, of=total)
+
+
+def _tell(kind: str, **fields: Any) -> None:
+    print(json.dumps({"kind": kind, **fields}), flush=True)
+
+
+def _fail(error: CounterproofError) -> int:
+    _tell("error", code=error.exit_code, message=str(error), details=error.details)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The short report of a replay, in Markdown, from its record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from counterproof.commands.console import number, percent
+
+
+def render(record: Mapping[str, Any]) -> str:
+    """The report of replay.json. The verdict comes first, what limits it follows."""
+    metric = record["metric"]
+    lines = [
+        f"# Replay of packet {record['packet_id']}: {record['verdict']}",
+        "",
+        f"{record['reason'][:1].upper()}{record['reason'][1:]}.",
+        "",
+        f"{metric['metric']} {metric['statistic']} over {record['blocks']} blocks; ratios to the baseline arm.",
+        "",
+        "| arm | opaque name | author | here |",
+        "|---|---|---|---|",
+        *_rows(record),
+        "",
+        *_levels(record),
+        f"Outputs equal to the author's token by token: {record['outputs']['equal']} of "
+        f"{record['outputs']['requests']} requests. Failed attempts: {len(record['failed_attempts'])}.",
+        "",
+        *_differences(record),
+        f"Network: {record['network']['in_process']}; namespace: {record['network']['namespace']}; "
+        f"a try to leave ended in {record['network']['probe']}.",
+        "",
+        f"Packet root {record['root']}; nonce {record['nonce']}; estimates frozen as {record['estimates_sha256']} "
+        "before the author's results were opened.",
+        "",
+        record["note"],
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def ratio(described: Mapping[str, Any]) -> str:
+    """A described sample as `-49.6 % (95 % -50.3 % to -48.9 %)`."""
+    if described["ratio"] is None:
+        return "not measured"
+    interval = described["ratio_ci"]
+    inside = f" (95 % {percent(interval[0])} to {percent(interval[1])})" if interval else ", one block"
+    return percent(described["ratio"]) + inside
+
+
+def _rows(record: Mapping[str, Any]) -> list[str]:
+    return [
+        f"| {arm} | {record['opened'][arm]} | {ratio(both['author'])} | {ratio(both['replay'])} |"
+        for arm, both in record["ratios"].items()
+    ]
+
+
+def _levels(record: Mapping[str, Any]) -> list[str]:
+    """Absolute numbers, only where code, libraries and hardware are those of the author."""
+    if not record["absolute_numbers_comparable"]:
+        return ["Absolute numbers are not compared: see the differences below.", ""]
+    unit = record["metric"].get("unit", "")
+    lines = []
+    for arm, name in record["opened"].items():
+        theirs, ours = _median(record["author_per_block"][arm]), _median(record["per_block"][name])
+        lines.append(f"- {arm}: median of blocks {number(theirs, unit)} there, {number(ours, unit)} here")
+    return [*lines, ""]
+
+
+def _differences(record: Mapping[str, Any]) -> list[str]:
+    if not record["differences"]:
+        return ["No difference in code, libraries and hardware class.", ""]
+    return [
+        "Differences from the author's surroundings:",
+        *(f"- {line}" for line in record["differences"]),
+        "",
+    ]
+
+
+def _median(values: list[float | None]) -> float | None:
+    present = sorted(value for value in values if value is not None)
+    if len(present) < len(values) or not present:
+        return None
+    middle = len(present) // 2
+    return present[middle] if len(present) % 2 else (present[middle - 1] + present[middle]) / 2

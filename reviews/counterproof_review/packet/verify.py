@@ -1,0 +1,171 @@
+"""`packet verify`: is a packet whole, unchanged, safe to read and closed? Nothing is written, nothing runs.
+
+Order matters: the container first, then the schema, then digests, and only then is content interpreted.
+What stands here is what the tool can know alone. A packet that was forged as a whole, manifest included, has
+another root; compare the printed root with the one its author gave you by another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from counterproof_review.packet import arms, documents, inputs, layout, leaks, manifest, models, results
+from counterproof_review.packet.content import check_suffix, read_object
+from counterproof_review.packet.errors import PacketError
+from counterproof_review.packet.labels import OPAQUE
+from counterproof_review.packet.manifest import Entry
+from counterproof_review.packet.reader import Archive
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table: what was checked, `passed`, `warning` or `failed`, and what was seen."""
+
+    name: str
+    status: str
+    detail: str
+
+
+@dataclass
+class Verification:
+    """What has been established about a packet so far; complete when `verify` returned."""
+
+    checks: list[Check] = field(default_factory=list)
+    root: str = ""
+    packet: dict[str, Any] = field(default_factory=dict)
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    models: dict[str, models.ModelLock] = field(default_factory=dict)
+
+    def passed(self, name: str, detail: str) -> None:
+        self.checks.append(Check(name, "passed", detail))
+
+    def warn(self, name: str, detail: str) -> None:
+        self.checks.append(Check(name, "warning", detail))
+
+
+def verify(archive: Archive, report: Verification, *, root: str | None = None) -> None:
+    """Run every check; each one's outcome is in `report` also when a later one raises PacketError.
+
+    `root`: the digest that the author gave; another one is E_ROOT.
+    """
+    _run(report, "container", lambda: _container(archive))
+    _run(report, "schema", lambda: _schema(archive, report))
+    entries: dict[str, Entry] = {}
+    _run(report, "closed world", lambda: _world(archive, report, entries, root))
+    _run(report, "digests", lambda: _digests(archive, entries))
+    _run(report, "documents", lambda: _documents(archive, report, entries))
+    _run(report, "arms", lambda: _arms(archive, report, entries))
+    _run(report, "inputs", lambda: _inputs(archive, report, entries))
+    _run(report, "leaks", lambda: _leaks(report, entries))
+    _run(report, "author's results", lambda: _results(archive, report))
+
+
+def _run(report: Verification, name: str, check: Callable[[], str]) -> None:
+    try:
+        report.passed(name, check())
+    except PacketError as error:
+        report.checks.append(Check(name, "failed", str(error)))
+        raise
+
+
+def _container(archive: Archive) -> str:
+    for path in archive.members:
+        check_suffix(path)
+    size = sum(member.size for member in archive.members.values())
+    return f"{len(archive.members)} files, {size} bytes, stored, in the fixed order and form"
+
+
+def _schema(archive: Archive, report: Verification) -> str:
+    document = read_object(archive, layout.PACKET)
+    documents.check_packet_schema(document)
+    report.packet = document
+    return f"{document['schema']}, nothing critical that this reader does not know"
+
+
+def _world(archive: Archive, report: Verification, entries: dict[str, Entry], expected: str | None) -> str:
+    entries.update(manifest.read(archive))
+    report.root = archive.sha256(layout.MANIFEST)
+    if expected is not None and expected.lower() != report.root:
+        raise PacketError("E_ROOT", f"is {report.root}, not the root you gave", path=layout.MANIFEST)
+    return f"the manifest lists exactly what is there; root {report.root}"
+
+
+def _digests(archive: Archive, entries: dict[str, Entry]) -> str:
+    for entry in entries.values():
+        manifest.check_member(archive, entry)
+    return f"SHA-256 of {len(entries)} files as listed"
+
+
+def _documents(archive: Archive, report: Verification, entries: dict[str, Entry]) -> str:
+    for path in entries:
+        if path not in documents.SCHEMAS:
+            continue
+        document = read_object(archive, path)
+        if unknown := documents.check_fields(path, document):
+            report.warn("documents", f"{path}: unknown fields kept and ignored: {', '.join(unknown)}")
+        report.documents[path] = document
+    packet = report.documents[layout.PACKET]
+    plan = {report.documents[path]["plan_sha256"] for path in (layout.PREREG, layout.LINEAGE)}
+    if plan != {packet["claim_id"]}:
+        raise PacketError("E_STUDY", "its parts belong to different plans", path=layout.PACKET)
+    if packet["blinding_level"] != "L0":
+        raise PacketError(
+            "E_SCHEMA", "claims to be blinded although its results are open", path=layout.PACKET
+        )
+    return f"{len(report.documents)} documents, canonical JSON, every required field"
+
+
+def _arms(archive: Archive, report: Verification, entries: dict[str, Entry]) -> str:
+    report.models = models.from_document(report.documents[layout.MODELS_LOCK])
+    references = frozenset(report.models)
+    for path, entry in entries.items():
+        if entry.role == "arm":
+            name = arms.opaque_of(path)
+            report.arms[name] = dict(arms.check(path, read_object(archive, path), references))
+    arms.check_equal_keys(report.arms)
+    if len(report.arms) != report.packet["arms"]:
+        raise PacketError("E_ARMS", f"{len(report.arms)} arms, declared {report.packet['arms']}")
+    keys = len(next(iter(report.arms.values())))
+    return f"{len(report.arms)} arms under opaque names, {keys} equal keys, models by digest"
+
+
+def _inputs(archive: Archive, report: Verification, entries: dict[str, Entry]) -> str:
+    blocks, counts = report.packet["blocks"], report.packet["requests"]
+    wanted = {layout.input_path(block) for block in range(blocks)}
+    present = {path for path, entry in entries.items() if entry.role == "input"} - {layout.WARMUP}
+    if len(counts) != blocks or not all(type(count) is int and count > 0 for count in counts) or not blocks:
+        raise PacketError("E_ROWS", "does not declare its requests block by block", path=layout.PACKET)
+    if missing := sorted(wanted - present):
+        raise PacketError("E_MISSING", "the requests of a block are absent", path=missing[0])
+    if extra := sorted(present - wanted):
+        raise PacketError("E_EXTRA", "belongs to no declared block", path=extra[0])
+    expected = {layout.WARMUP: report.packet["warmup_requests"]}
+    expected |= {layout.input_path(block): count for block, count in enumerate(counts)}
+    for path, count in expected.items():
+        found = sum(1 for _ in inputs.read(archive, path))
+        if found != count:
+            raise PacketError("E_ROWS", f"has {found} requests, declared {count}", path=path)
+    return f"{blocks} blocks, {sum(counts)} requests as token ids, as declared"
+
+
+def _leaks(report: Verification, entries: dict[str, Entry]) -> str:
+    known = leaks.vocabulary([*report.documents[layout.ENVIRONMENT_LOCK]["packages"]])
+    lint = leaks.Lint(known=known)
+    public = {path: value for path, value in report.documents.items() if leaks.is_public(path)}
+    found = leaks.scan(lint, public)
+    found += lint.names(path for path in entries if leaks.is_public(path))
+    found += [leak for name, value in report.arms.items() for leak in lint.document(name, value)]
+    if found:
+        raise PacketError(
+            "E_LEAK", f"the public part tells {found[0]}", details=[str(leak) for leak in found[1:]]
+        )
+    return "the public part names no arm, person, machine, place or time"
+
+
+def _results(archive: Archive, report: Verification) -> str:
+    if not all(OPAQUE.fullmatch(name) for name in report.arms):
+        raise PacketError("E_ARMS", "an arm has no opaque name")
+    return results.check(archive, report.documents[layout.RESULTS], report.packet, set(report.arms))
