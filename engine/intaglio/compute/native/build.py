@@ -70,7 +70,7 @@ def _key(compiler: Compiler, units: tuple[Unit, ...]) -> str:
     for path in sorted(toolchain.SOURCES.glob("*")):
         if path.suffix in (".h", ".cpp"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(repr((compiler.version, toolchain.COMMON, units)).encode())
+    digest.update(repr((compiler, toolchain.COMMON, units)).encode())
     return digest.hexdigest()[:32]
 
 

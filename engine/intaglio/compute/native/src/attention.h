@@ -20,7 +20,7 @@ struct AttentionSpace {
     float *top, *shrink, *out, *scores, *part;
     float* total;  // [rows][W]: sums stay in lanes until the end
     uint8_t *q, *p, *keys, *values;
-    const uint8_t* sources[KEY_TILE];
+    const uint8_t* sources[2][KEY_TILE];  // this tile's keys and the next one's
 };
 
 static AttentionSpace carve(uint8_t* scratch, int64_t rows, int64_t dim) {
@@ -74,14 +74,22 @@ IG_INLINE void transpose16(const uint8_t* const* rows, int64_t offset, uint32_t*
 }
 #endif
 
+// A step walks far more memory than the caches keep, and the rows of one head lie too far apart for the hardware to
+// guess the next: the next tile's lines are asked for a few at a time between the work on this one.
+IG_INLINE void fetch(const uint8_t* const* next, int64_t count, int64_t offset) {
+    for (int64_t i = 0; i < count; i++)
+        if (next[i]) prefetch(next[i] + offset);
+}
+
 // `units` 32-bit units of each of 64 keys (null: a key that nobody sees, zeros) to [unit][64].
-static void transpose_units(const uint8_t* const* rows, int64_t units, uint32_t* to) {
+static void transpose_units(const uint8_t* const* rows, const uint8_t* const* next, int64_t units, uint32_t* to) {
     int64_t done = 0;
 #if defined(IG_AVX512)
     alignas(64) static const uint8_t zeros[64] = {0};
     for (; done + 16 <= units; done += 16)
         for (int64_t key = 0; key < KEY_TILE; key += 16) {
             const uint8_t* from[16];
+            fetch(next + key, 16, done * 4);
             for (int i = 0; i < 16; i++) from[i] = rows[key + i] ? rows[key + i] + done * 4 : zeros;
             transpose16(from, 0, to + done * PANEL + key);
         }
@@ -126,8 +134,10 @@ static void pack_values(const uint8_t* const* rows, int64_t keys, int64_t dim, b
 }
 
 #if defined(IG_TARGET_AVX512BF16)
-static void pack_value_pairs(const uint8_t* const* rows, int64_t keys, int64_t dim, uint8_t* to) {
+static void pack_value_pairs(const uint8_t* const* rows, const uint8_t* const* next, int64_t step, int64_t keys,
+                             int64_t dim, uint8_t* to) {
     for (int64_t key = 0; key < keys; key += 2) {
+        for (int64_t b = 0; b < dim * 2; b += 64) fetch(next + key, 2, step + b);
         const uint16_t *a = (const uint16_t*)rows[key], *b = (const uint16_t*)rows[key + 1];
         for (int64_t i = 0; i < dim; i += 16) {
             __m256i low = a ? _mm256_loadu_si256((const __m256i*)(a + i)) : _mm256_setzero_si256();
@@ -142,34 +152,41 @@ static void pack_value_pairs(const uint8_t* const* rows, int64_t keys, int64_t d
 
 // Pointers to the tile's keys that lie in [low, high]; null for the others.
 static void find_keys(const AttentionJob& job, const IgRow& row, int64_t kv_head, int64_t start, int64_t low,
-                      int64_t high, AttentionSpace& s) {
+                      int64_t high, const uint8_t** sources) {
     const int64_t width = job.kv.format == IG_BF16 ? 2 : 4, size = job.kv.block_tokens;
-    const int64_t token = 2 * job.kv_heads * job.head_dim;
-    for (int64_t i = 0; i < KEY_TILE; i++) {
-        const int64_t p = start + i;
-        s.sources[i] = nullptr;
-        if (p < low || p > high) continue;
-        const int64_t slot = int64_t(job.tables[row.table + p / size]) * size + p % size + row.slot_offset;
-        s.sources[i] = job.kv.base + (slot * token + kv_head * job.head_dim) * width;
+    const int64_t token = 2 * job.kv_heads * job.head_dim * width;
+    const int64_t from = max_of(start, low), to = min_of(start + KEY_TILE - 1, high);
+    for (int64_t i = 0; i < from - start; i++) sources[i] = nullptr;
+    // One division for the first key, then block by block.
+    int64_t p = from, block = from / size, offset = from % size;
+    while (p <= to) {
+        const int64_t slot = int64_t(job.tables[row.table + block]) * size + offset + row.slot_offset;
+        const uint8_t* at = job.kv.base + slot * token + kv_head * job.head_dim * width;
+        for (; offset < size && p <= to; offset++, p++, at += token) sources[p - start] = at;
+        offset = 0;
+        block++;
     }
+    for (int64_t i = max_of(to + 1 - start, 0); i < KEY_TILE; i++) sources[i] = nullptr;
 }
 
-// Keys and values of a tile into the two panels. Returns the number of keys to walk, even.
-static int64_t pack_tile(const AttentionJob& job, int64_t last_key, bool dot, AttentionSpace& s) {
+// Keys and values of a tile into the two panels, the next tile's on their way. Returns the number of keys to walk,
+// even.
+static int64_t pack_tile(const AttentionJob& job, int64_t last_key, bool dot, const uint8_t** rows,
+                         const uint8_t* const* next, AttentionSpace& s) {
     const bool half = job.kv.format == IG_BF16;
     const int64_t dim = job.head_dim, keys = min_of(KEY_TILE, ig::round_up(last_key + 1, 2));
-    transpose_units(s.sources, half ? dim / 2 : dim, (uint32_t*)s.keys);
-    if (half && !dot) widen_pairs((uint32_t*)s.keys, dim / 2);
     const int64_t step = job.kv_heads * dim * (half ? 2 : 4);
+    transpose_units(rows, next, half ? dim / 2 : dim, (uint32_t*)s.keys);
+    if (half && !dot) widen_pairs((uint32_t*)s.keys, dim / 2);
     for (int64_t i = 0; i < KEY_TILE; i++)
-        if (s.sources[i]) s.sources[i] += step;
+        if (rows[i]) rows[i] += step;
 #if defined(IG_TARGET_AVX512BF16)
     if (dot && dim % 16 == 0) {
-        pack_value_pairs(s.sources, keys, dim, s.values);
+        pack_value_pairs(rows, next, step, keys, dim, s.values);
         return keys;
     }
 #endif
-    pack_values(s.sources, keys, dim, half, dot, s.values);
+    pack_values(rows, keys, dim, half, dot, s.values);
     return keys;
 }
 
@@ -242,9 +259,12 @@ static void attend(const AttentionJob& job, const IgRow& row, int64_t kv_head, i
     for (int64_t r = 0; r < rows; r++) s.top[r] = -1e30f;
     memset(s.total, 0, size_t(rows * W * 4));
     memset(s.out, 0, size_t(rows * wide * 4));
-    for (int64_t start = low / KEY_TILE * KEY_TILE; start <= final; start += KEY_TILE) {
-        find_keys(job, row, kv_head, start, low, final, s);
-        const int64_t keys = pack_tile(job, min_of(final - start, KEY_TILE - 1), dot, s);
+    int now = 0;
+    const int64_t begin = low / KEY_TILE * KEY_TILE;
+    find_keys(job, row, kv_head, begin, low, final, s.sources[now]);
+    for (int64_t start = begin; start <= final; start += KEY_TILE, now ^= 1) {
+        find_keys(job, row, kv_head, start + KEY_TILE, low, final, s.sources[now ^ 1]);
+        const int64_t keys = pack_tile(job, min_of(final - start, KEY_TILE - 1), dot, s.sources[now], s.sources[now ^ 1], s);
         times_panel<Kernel>((const Act*)s.q, ld, rows, s.keys, int((keys + W - 1) / W), 0, dim, s.scores, true);
         for (int64_t r = 0; r < rows; r++) {
             const int64_t at = position + r / group;

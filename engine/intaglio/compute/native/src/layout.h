@@ -12,9 +12,11 @@
 namespace ig {
 
 constexpr int64_t PANEL = 64;
-// Sums are taken over blocks of this many inputs and the blocks' sums then added in order: it shortens the
-// chain of roundings, and a block of a panel stays in the nearest cache while many rows pass over it.
-constexpr int64_t K_BLOCK = 512;
+// Sums are taken over blocks of at most this many inputs and the blocks' sums then added in order. Short blocks
+// shorten the chain of roundings: fp32 is then at least as exact as a library's own order. A bf16 product's inputs
+// are rounded far more coarsely than its sum, so there the block only keeps a panel's part in the near cache.
+constexpr int64_t K_BLOCK_FP32 = 128;
+constexpr int64_t K_BLOCK_PAIRS = 512;
 // Keys are visited in tiles at fixed absolute positions, so that a query's additions depend on its own
 // position alone.
 constexpr int64_t KEY_TILE = 64;
@@ -36,10 +38,11 @@ constexpr int64_t panel_bytes(int64_t k, int64_t format) {
                                : 0;
 }
 
-// Length of a K block: K in equal even parts of at most K_BLOCK, whole quantisation blocks (32) in each.
-constexpr int64_t k_block(int64_t k) {
-    int64_t parts = (k + K_BLOCK - 1) / K_BLOCK;
-    return round_up((k + parts - 1) / parts, 32);
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Length of a K block, a function of K and the format alone. Whole quantisation blocks (32) lie in each.
+constexpr int64_t k_block(int64_t k, int64_t format) {
+    return format == IG_FP32 ? least(K_BLOCK_FP32, round_up((k + 3) / 4, 8)) : K_BLOCK_PAIRS;
 }
 
 // Distance between rows of activations, in elements: whole cache lines, the padding zero.

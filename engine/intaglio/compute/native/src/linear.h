@@ -15,7 +15,7 @@ static void panel_sums(const LinearJob& job, int64_t panel, int64_t row, int64_t
     const IgLinear& lin = job.linear;
     const uint8_t* w = (const uint8_t*)lin.weight + panel * ig::panel_bytes(lin.k, lin.format);
     const auto* x = (const typename Kernel::Act*)job.x + row * job.ldx;
-    const int64_t k = ig::round_up(lin.k, 2), step = ig::k_block(lin.k);
+    const int64_t k = ig::round_up(lin.k, 2), step = ig::k_block(lin.k, lin.format);
     const int64_t whole = lin.format == IG_FP32 ? lin.k : k;
     for (int64_t at = 0; at < whole; at += step)
         times_panel<Kernel>(x + at, job.ldx, rows, w, VP, at, min_of(step, whole - at), c, at == 0);
@@ -33,11 +33,9 @@ static void sums(const LinearJob& job, int64_t panel, int64_t row, int64_t rows,
     }
 }
 
-// Bias of a panel's outputs onto finished sums; outputs behind n have none.
-static void add_bias(const IgLinear& lin, int64_t panel, int64_t rows, float* c) {
-    const int64_t at = panel * PANEL, count = min_of(PANEL, lin.n - at);
+static void add_bias(const float* bias, int64_t count, int64_t rows, float* c) {
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < count; i++) c[r * PANEL + i] += lin.bias[at + i];
+        for (int64_t i = 0; i < count; i++) c[r * PANEL + i] += bias[i];
 }
 
 template <bool ADD>
@@ -86,14 +84,19 @@ static void linear(const LinearJob& job, int64_t chunk, uint8_t* scratch) {
         if (job.epilogue == Epilogue::SwiGlu) {
             // Gate and up panels alternate; lin.n counts both.
             float* up = c + ROW_BLOCK * PANEL;
+            const int64_t half = lin.n / 2, at = group * PANEL, count = min_of(PANEL, half - at);
             sums(job, 2 * group, row, rows, c);
             sums(job, 2 * group + 1, row, rows, up);
-            write_swiglu(c, up, job, row, rows, group * PANEL, min_of(PANEL, lin.n / 2 - group * PANEL));
+            if (lin.bias) {
+                add_bias(lin.bias + at, count, rows, c);
+                add_bias(lin.bias + half + at, count, rows, up);
+            }
+            write_swiglu(c, up, job, row, rows, at, count);
             continue;
         }
         const int64_t at = group * PANEL, count = min_of(PANEL, lin.n - at);
         sums(job, group, row, rows, c);
-        if (lin.bias) add_bias(lin, group, rows, c);
+        if (lin.bias) add_bias(lin.bias + at, count, rows, c);
         float* y = (float*)job.y + row * job.ldy + at;
         if (job.epilogue == Epilogue::Add) write_rows<true>(c, y, job.ldy, rows, count);
         else write_rows<false>(c, y, job.ldy, rows, count);
