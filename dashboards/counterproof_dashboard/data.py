@@ -18,7 +18,6 @@ from counterproof.errors import CounterproofError
 from counterproof.record import canonical, journal, manifest
 from counterproof.record.store import RunKey, Store, StudyPaths, open_store
 from counterproof.record.verify import PLAN_SCHEMA, verify_study
-
 from counterproof_dashboard.liveness import held_by_a_process
 
 RUNNING = "running"
@@ -168,7 +167,9 @@ def _current(paths: StudyPaths, plan: dict[str, Any], running: bool) -> Study:
         return Study(paths.name, paths.folder, REFUSED, _reasons(error), plan=_names_only(plan))
     if changed := _runs_changed_since(study, comparison):
         return Study(paths.name, paths.folder, REFUSED, changed, plan=_names_only(plan))
-    status = COMPLETE if comparison and decision else LOST
+    # A judgement in between, of a study that has blocks left, is not its end.
+    ended = bool(comparison and decision) and decision.get("decision") != "CONTINUE"
+    status = COMPLETE if ended else LOST
     return replace(study, status=status, comparison=comparison, decision=decision)
 
 

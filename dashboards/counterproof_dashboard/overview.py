@@ -60,6 +60,15 @@ def _row(study: Study, now: datetime) -> dict[str, str]:
     return row
 
 
+def newest_first(studies: Sequence[Study]) -> list[Study]:
+    """By the plan's time, newest first; studies without one come last, by name."""
+    dated = [(when(study.plan.get("created_utc")), study) for study in studies]
+    known = sorted(
+        (pair for pair in dated if pair[0]), key=lambda pair: (pair[0], pair[1].name), reverse=True
+    )
+    return [study for _, study in known] + [study for created, study in dated if created is None]
+
+
 def kind(study: Study) -> str:
     """Whether the study was registered for a claim."""
     if study.plan.get("calibration") is True:

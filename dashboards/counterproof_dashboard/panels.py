@@ -10,13 +10,14 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 import streamlit as st
-from counterproof.record.store import Store
 
+from counterproof.record.store import Store
 from counterproof_dashboard import charts, data, findings, frames, headline, overview, theme
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import (
     NOT_RECORDED,
     count,
+    day,
     interval,
     number,
     percent,
@@ -88,7 +89,7 @@ def answers(study: Study) -> None:
     if found.command:
         stop.code(visible(found.command), language=None, wrap_lines=True)
     if found.expires:
-        stop.caption(f"The evidence expires {plain(found.expires)}.")
+        stop.caption(f"The evidence expires on {plain(day(found.expires))}.")
     with st.expander("When to stop, what would overturn this, and what was not tested"):
         _bullets("Stop and go back when", found.triggers)
         _bullets("This would overturn the decision", (found.reversal,) if found.reversal else ())
@@ -184,7 +185,9 @@ def stages(study: Study) -> None:
     if resolved is False:
         st.warning(
             plain(
-                f"Not resolved. {reason}" if reason else "Not resolved: the residual is larger than the noise"
+                f"Not resolved: {reason}."
+                if reason
+                else "Not resolved: the residual is larger than the noise"
             )
         )
     elif reason:
@@ -263,5 +266,3 @@ def running(study: Study) -> None:
         st.progress(min(done / runs, 1.0), text=f"{done} of {runs} timed runs sealed")
     else:
         st.caption(f"{done} timed runs sealed; the plan's size is {NOT_RECORDED}")
-    if study.status == data.LOST:
-        st.caption(plain(overview.why(study)))

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from counterproof.measure import latency
 from numpy.typing import NDArray
 
+from counterproof.measure import latency
 from counterproof_dashboard.curves import TIMELINE_COLUMNS, timeline_points
 from counterproof_dashboard.data import Run, Study
 

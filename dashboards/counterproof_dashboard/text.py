@@ -140,6 +140,12 @@ def when(value: object) -> datetime | None:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
+def day(value: str) -> str:
+    """An ISO 8601 time as a day and minute in UTC; other text as it is."""
+    found = when(value)
+    return value if found is None else f"{found:%Y-%m-%d %H:%M} UTC"
+
+
 def age(created: datetime | None, now: datetime) -> str:
     """How long ago, in one unit: "3 min", "5 h", "12 d"."""
     if created is None:

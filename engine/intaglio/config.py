@@ -7,6 +7,7 @@ The same paths are used by Hydra overrides (under `engine.`), by `intaglio gener
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -202,12 +203,12 @@ def parse_overrides(tokens: Iterable[str], base: EngineConfig | None = None) -> 
 
 def field_types() -> dict[str, Any]:
     """`{dotted path: declared type}` of every leaf."""
-    return dict(_walk_types(EngineConfig, ""))
+    return dict(_leaf_types())
 
 
 def check_type(path: str, value: object) -> None:
     """Raise ConfigError unless `value` has exactly the declared type of `path` (bool is not an int)."""
-    types = field_types()
+    types = _leaf_types()
     if path not in types:
         raise ConfigError(f"unknown configuration path '{path}'; known: {', '.join(types)}", field=path)
     allowed = _allowed(types[path])
@@ -252,6 +253,11 @@ def _walk(node: Any, prefix: str) -> Iterable[tuple[str, Scalar]]:
             yield from _walk(value, f"{prefix}{f.name}.")
         else:
             yield f"{prefix}{f.name}", value
+
+
+@functools.cache
+def _leaf_types() -> dict[str, Any]:
+    return dict(_walk_types(EngineConfig, ""))
 
 
 def _walk_types(cls: Any, prefix: str) -> Iterable[tuple[str, Any]]:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from intaglio import loading
 from intaglio.config import EngineConfig, Scalar
@@ -117,9 +117,9 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Compute one step. Returns the new events of requests that no stream() or generate() is reading."""
-        with self._stepping:
-            self._check_open()
-            return self._stepper.step()
+        self._advance()
+        with self._lock:
+            return self._hub.collect()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Admit a request and yield its events, driving the engine. Closing the iterator aborts the request.
@@ -143,7 +143,9 @@ class Engine:
         params: one for all, or one each. A bad request's output carries its typed `error` and the others are
         unaffected; with on_error="raise" the first error is raised instead and the others are aborted.
         """
-        pairs = _pairs(prompts, params, on_error)
+        if on_error not in ("return", "raise"):
+            raise RequestError(f"on_error must be 'return' or 'raise', not {on_error!r}", field="on_error")
+        pairs = admission.pair(prompts, params)
         outputs: dict[int, RequestOutput] = {}
         pending: dict[str, int] = {}
         queue: deque[TokenEvent] = deque()
@@ -159,7 +161,7 @@ class Engine:
             while pending:
                 event = queue.popleft() if queue else None
                 if event is None:
-                    self.step()
+                    self._advance(queue)
                 elif event.finish_reason is not None:
                     if event.error is not None and on_error == "raise":
                         raise event.error
@@ -234,9 +236,17 @@ class Engine:
                     yield event
                     if event.finish_reason is not None:
                         return
-                self.step()
+                self._advance(queue)
         finally:
             self.abort(request_id)
+
+    def _advance(self, queue: deque[TokenEvent] | None = None) -> None:
+        """One step. A reader whose queue was filled by closing the engine meanwhile reads on instead."""
+        with self._stepping:
+            if queue and self._closed:
+                return
+            self._check_open()
+            self._stepper.step()
 
     def _admit(
         self,
@@ -314,22 +324,3 @@ class Engine:
         wanted, real = self._config.threads.wait_policy, self._loaded.threads.wait_policy
         if wanted != real:
             self._telemetry.event("fallback", path="threads.wait_policy", wanted=wanted, effective=real)
-
-
-def _pairs(
-    prompts: Prompt | Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    on_error: str,
-) -> list[tuple[Prompt, SamplingParams | None]]:
-    """One (prompt, params) per request. A string or a list of token ids is a single prompt."""
-    if on_error not in ("return", "raise"):
-        raise RequestError(f"on_error must be 'return' or 'raise', not {on_error!r}", field="on_error")
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    each = cast(list[Prompt], [prompts] if single else list(prompts))
-    if params is None or isinstance(params, SamplingParams):
-        return [(prompt, params) for prompt in each]
-    if len(params) != len(each):
-        raise RequestError(
-            f"{len(each)} prompts come with {len(params)} params; give one each", field="params"
-        )
-    return list(zip(each, params))

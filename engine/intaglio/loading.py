@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ class ModelFacts:
     vocab_size: int
     max_positions: int
     parameters: int
+    weight_bytes: int
     kernel_path: str
     kv_format: str
     kv_bytes_per_token: tuple[int, ...]
@@ -51,6 +53,7 @@ class ModelFacts:
                 vocab_size=int(description["vocab_size"]),
                 max_positions=int(description["max_positions"]),
                 parameters=int(description["parameters"]),
+                weight_bytes=int(description["weight_bytes"]),
                 kernel_path=str(description["kernel_path"]),
                 kv_format=str(description["kv_format"]),
                 kv_bytes_per_token=tuple(map(int, description["kv_bytes_per_token"])),
@@ -61,12 +64,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The parts of an engine. fingerprint: sha256 of the model's files by part (empty for a stand-in)."""
+    """The parts of an engine. fingerprint: gives the sha256 of the model's files by part; hashing them takes
+    time, so it is only done when asked for."""
 
     runner: StepRunner
     codec: Codec
     facts: ModelFacts
-    fingerprint: Mapping[str, str]
+    fingerprint: Callable[[], Mapping[str, str]]
     threads: threads.Threads
 
 
@@ -82,7 +86,7 @@ def load(config: EngineConfig) -> Loaded:
     tokenizer = Tokenizer(folder)
     runner = Runner(replace(config, threads=replace(config.threads, count=in_force.count)), folder)
     facts = ModelFacts.read(runner.describe())
-    return Loaded(runner, tokenizer, facts, catalogue.fingerprint(folder), in_force)
+    return Loaded(runner, tokenizer, facts, partial(catalogue.fingerprint, folder), in_force)
 
 
 def max_model_len(config: EngineConfig, facts: ModelFacts) -> int:
@@ -128,9 +132,11 @@ def effective(config: EngineConfig, loaded: Loaded, blocks: int) -> dict[str, Sc
     values["kv_cache.format"] = facts.kv_format
     values["kv_cache.blocks"] = blocks
     values["kv_cache.bytes_per_token"] = sum(facts.kv_bytes_per_token) if used else 0
+    values["kv_cache.pool_bytes"] = sum(facts.kv_bytes_per_token) * config.kv_cache.block_tokens * blocks
     values["kernel_path"] = facts.kernel_path
     values["model.architecture"] = facts.architecture
     values["model.parameters"] = facts.parameters
-    for part, digest in loaded.fingerprint.items():
+    values["model.weight_bytes"] = facts.weight_bytes
+    for part, digest in loaded.fingerprint().items():
         values["model.sha256" if part == "model" else f"model.{part}_sha256"] = digest
     return values

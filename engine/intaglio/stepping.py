@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from intaglio.errors import WorkerError
-from intaglio.intake.request import TokenEvent
 from intaglio.intake.scheduler import PlannedStep, Scheduler
 from intaglio.intake.step_plan import StepPlan, StepResult
 from intaglio.output.stream import OutputHub
@@ -47,19 +46,18 @@ class Stepper:
         self.started = 0
         self._planned = self._computed = self._delayed = 0
 
-    def step(self) -> list[TokenEvent]:
-        """Make one step, if there is one to make. Returns the events that have no subscriber."""
+    def step(self) -> None:
+        """Make one step, if there is one to make. Its events are with the hub."""
         with self._lock:
             self.started = time.perf_counter_ns()
             planned = self._scheduler.plan()
             self._planned = time.perf_counter_ns()
             if planned is None:
-                return self._hub.collect()
+                return
             self._telemetry.gauge(self._planned, self._gauges())
         outcome = self._execute(planned)
         with self._lock:
             self._commit(planned, outcome)
-            return self._hub.collect()
 
     def _execute(self, planned: PlannedStep) -> Outcome:
         outcome: Outcome

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from intaglio.telemetry import Counters
 
@@ -35,9 +36,8 @@ class StageSpan:
     flops: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RowTrace:
-    """One request's part of a step."""
+class RowTrace(NamedTuple):
+    """One request's part of a step (a tuple: one is made for every row of every step)."""
 
     request_id: str
     phase: str

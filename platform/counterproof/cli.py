@@ -10,8 +10,6 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType
 
-from intaglio.errors import ConfigError, IntaglioError
-
 from counterproof import __version__
 from counterproof.commands import console, doctor, index, inspect, plugins, study
 from counterproof.errors import (
@@ -21,6 +19,7 @@ from counterproof.errors import (
     EXIT_SETUP,
     CounterproofError,
 )
+from intaglio.errors import ConfigError, IntaglioError
 
 _EPILOG = """examples:
   counterproof doctor

@@ -103,6 +103,8 @@ def _build(args: argparse.Namespace) -> int:
     print(f"root    {built.root}")
     print(f"sha256  {built.sha256}")
     note(f"keys kept beside the study, not in the packet: {built.key_path}")
+    if built.evidence_valid is False:
+        note("the study's own evidence is invalid: a replay of it can only say INCONCLUSIVE")
     note("blinding level L0: the author's results are in the packet, unsealed")
     return EXIT_OK
 

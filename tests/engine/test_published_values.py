@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from intaglio.config import parse_overrides
 from intaglio.engine import Engine
 from intaglio.intake.request import SamplingParams

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
 from counterproof_review.packet import archive, manifest
 from counterproof_review.packet.build import Built, build
 from counterproof_review.packet.errors import PacketError
@@ -37,6 +40,18 @@ class PacketFiles:
 
     def __init__(self, files: dict[str, bytes], folder: Path) -> None:
         self.files, self.folder = files, folder
+
+    @staticmethod
+    def dump(value: Any) -> bytes:
+        """Canonical bytes of a document, by other code than the packet's own."""
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return (text + "\n").encode()
+
+    def edit(self, path: str, change: Callable[[dict[str, Any]], Any]) -> None:
+        """Change one document in place."""
+        document = json.loads(self.files[path])
+        change(document)
+        self.files[path] = self.dump(document)
 
     def pack(self, *, honest_manifest: bool = True) -> Path:
         """Write the files; with `honest_manifest` as a forger would who also rewrites the manifest."""

@@ -6,10 +6,11 @@ import json
 import math
 
 import pytest
-from counterproof_review.packet import canonical
-from counterproof_review.packet.errors import PacketError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from counterproof_review.packet import canonical
+from counterproof_review.packet.errors import PacketError
 
 SCALARS = (
     st.none()

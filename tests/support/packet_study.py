@@ -6,7 +6,6 @@ It is the synthetic study of `synthetic_study.py`, whose plan and requests are e
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+
 from counterproof.record import canonical
 from counterproof.workload import sealed
 from counterproof.workload.sealed import SealedRequest
@@ -62,7 +62,8 @@ def requests(seed: int, block: int, count: int, prompt_tokens: int, new_tokens: 
 def build(store: Path, model_folder: Path, **fields: Any) -> Path:
     """Write the study; `fields` are those of the synthetic StudyModel, and `shuffled` reverses every dict."""
     shuffled = bool(fields.pop("shuffled", False))
-    model = synthetic.StudyModel(**fields)
+    small = {"prompt_tokens": 16, "new_tokens": 6, "equivalence": False}
+    model = synthetic.StudyModel(**{**small, **fields})
     folder = store / "studies" / model.study
     loads = {
         b: requests(7, b, model.requests, model.prompt_tokens, model.new_tokens) for b in range(model.blocks)
@@ -110,8 +111,3 @@ def reverse(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: reverse(value[key]) for key in reversed(list(value))}
     return [reverse(item) for item in value] if isinstance(value, list) else value
-
-
-def dump(value: Any) -> bytes:
-    """Canonical bytes, for tests that edit documents."""
-    return (json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n").encode()

@@ -292,6 +292,7 @@ def _count(model: RunModel, tables: RunTables, steps: int) -> dict[str, int]:
         "blocks_allocated": 4 * len(tables.requests) if model.kv_cache else 0,
         "blocks_freed": 4 * len(tables.requests) if model.kv_cache else 0,
         "kv_bytes_written": computed * KV_BYTES_PER_TOKEN if model.kv_cache else 0,
+        "kv_bytes_read": 20 * computed * KV_BYTES_PER_TOKEN if model.kv_cache else 0,
         "preemptions": 0,
         "requests_admitted": len(tables.requests),
         "requests_finished": finished,

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+
 from counterproof.record import atomic, canonical, manifest
 from counterproof.record.journal import Journal
 from counterproof.record.schema import ARMS, TABLES
@@ -114,8 +116,15 @@ class StudyModel:
 
 
 def build(store: Path, model: StudyModel | None = None) -> Path:
-    """Write the study's folder with plan, journal and sealed runs. No comparison, no decision yet."""
-    model = model or StudyModel()
+    """Write the study's folder with plan, journal and sealed runs. No comparison, no decision yet.
+
+    Nothing is flushed to the disk: a synthetic study need not survive a power cut, and tests write many.
+    """
+    with mock.patch("os.fsync"):
+        return _build(store, model or StudyModel())
+
+
+def _build(store: Path, model: StudyModel) -> Path:
     folder = store / "studies" / model.study
     (folder / "runs").mkdir(parents=True)
     plan = plan_of(model)
@@ -279,8 +288,9 @@ def _write_run(folder: Path, model: StudyModel, plan_sha: str, journal: Journal,
 def _write_files(run: Path, model: StudyModel, key: RunKey, tables: Any, environment: dict[str, Any]) -> None:
     arm = key.arm
     for name, schema in TABLES.items():
-        # Nothing of the equivalence phase is timed: its tables are empty, as the harness leaves them.
-        rows = getattr(tables, name.removesuffix(".parquet")) if key.block is not None else []
+        rows = getattr(tables, name.removesuffix(".parquet"))
+        if key.block is None and name in ("stages.parquet", "resources.parquet"):
+            rows = []  # nothing of the equivalence phase is timed
         full = [{column: row.get(column) for column in schema.names} for row in rows]
         pq.write_table(pa.Table.from_pylist(full, schema=schema), run / name, compression="zstd")
     prompts = {row["request_index"]: model.prompt_text for row in tables.outputs}

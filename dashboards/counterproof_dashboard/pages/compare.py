@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import streamlit as st
+
 from counterproof_dashboard import cache, curve_panels, data, panels
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import count, plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import streamlit as st
+
 from counterproof_dashboard import cache, data, overview, panels
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import count, plain
@@ -18,7 +19,7 @@ def page() -> None:
     if not names:
         panels.empty_store(store)
         return
-    studies = [cache.study(name) for name in names]
+    studies = overview.newest_first([cache.study(name) for name in names])
     st.caption(overview.summary(studies))
     shown = _filtered(studies)
     if not shown:

@@ -18,7 +18,7 @@ from intaglio.compute.batch import build_batch
 from intaglio.compute.decoder import Decoder
 from intaglio.compute.graph import EagerGraph
 from intaglio.compute.layers import RopeTable
-from intaglio.compute.numerics import choose, transposes_linears
+from intaglio.compute.numerics import choose, choose_layouts
 from intaglio.compute.shard import ShardGroup
 from intaglio.compute.spec import read_spec
 from intaglio.compute.weights import load_weights
@@ -43,10 +43,10 @@ class Worker:
         torch.set_num_threads(config.threads.count or _usable_cores())
         dtype = _TORCH_DTYPES[config.dtype]
         self._spec = read_spec(model_folder)
-        self._numerics = choose(config.numerics.mode, self._device)
-        transposed = transposes_linears(dtype, self._device)
+        layouts = choose_layouts(dtype, self._device)
+        self._numerics = choose(config.numerics.mode, self._device, layouts)
         with torch.inference_mode():
-            weights = load_weights(model_folder, self._spec, dtype, self._device, transposed=transposed)
+            weights = load_weights(model_folder, self._spec, dtype, self._device, layouts)
             if config.numerics.mode == "invariant":
                 selftest.require_invariance(self._numerics, self._spec, weights)
         self._decoder = Decoder(self._spec, weights, self._numerics, ShardGroup())

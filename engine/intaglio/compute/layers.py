@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
 from intaglio.compute.spec import ModelSpec, RopeSpec
 
 
+class Layout(Enum):
+    """How a linear's weight lies in memory."""
+
+    ROWS = "rows"  # [out, in], as checkpoints have it
+    COLUMNS = "columns"  # [in, out]
+    PACKED = "packed"  # oneDNN's own blocks; opaque, CPU only
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + b. `weight` is [out, in], or [in, out] when `transposed` (faster for fp32 on a CPU)."""
+    """y = x W^T + b, x [tokens, in_features]."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    transposed: bool
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[1 if self.transposed else 0]
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[0 if self.transposed else 1]
+    layout: Layout
+    in_features: int
+    out_features: int
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W by number, [len(ids), in]: the embedding of a head that is tied to it."""
-        if self.transposed:
+        if self.layout is Layout.COLUMNS:
             return self.weight.index_select(1, ids).t().contiguous()
         return self.weight.index_select(0, ids)
-
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qkv` holds q, k and v along its outputs, `gate_up` gate then up.
+    """One decoder layer. `qkv` holds q, k and v along its outputs, `gate_up` gate then up. Norms are fp32.
 
     `qk_norm` is [heads + kv_heads, head_dim] where queries and keys are normalised (Qwen3), else None.
     """
@@ -61,6 +61,7 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: Linear
+    dtype: torch.dtype
     parameters: int
     nbytes: int
 

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from intaglio.compute.attention import SERIAL_ELEMENTS, attend_fast, attend_tiled
-from intaglio.compute.layers import Linear
+from intaglio.compute.layers import Layout, Linear
+from intaglio.compute.packing import can_pack, packed_linear
+from intaglio.compute.weights import Layouts
 
 ROW_TILE = 16
 
@@ -27,7 +29,7 @@ class Numerics(Protocol):
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor: ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in fp32."""
+        """x / sqrt(mean(x^2) + eps) * weight (fp32) over the last dimension, computed in fp32."""
         ...
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -63,23 +65,26 @@ def rotate_in_place(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -
 class FastNumerics:
     """Library kernels with the fewest operations."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kernel: str) -> None:
         self._device = device
+        self._kernel = kernel
 
     @property
     def path(self) -> str:
-        return f"fast/{self._device.type}/mm+sdpa"
+        return f"fast/{self._device.type}/{self._kernel}+sdpa"
 
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:
-        if not w.transposed:
+        if w.layout is Layout.PACKED:
+            return packed_linear(x, w.weight, w.bias)
+        if w.layout is Layout.ROWS:
             return F.linear(x, w.weight, w.bias)
         return torch.mm(x, w.weight) if w.bias is None else torch.addmm(w.bias, x, w.weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        wide = x.float()
+        norm: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-        wide: torch.Tensor = (x * scale).mul_(weight)
-        return wide.to(x.dtype)
+        return (wide * scale).mul_(weight).to(x.dtype)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         width = gate_up.shape[-1] // 2
@@ -106,12 +111,13 @@ class InvariantNumerics:
     Whether the machine's libraries then give each row the same bits is not assumed: see self_test.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kernel: str) -> None:
         self._device = device
+        self._kernel = kernel
 
     @property
     def path(self) -> str:
-        return f"invariant/{self._device.type}/rows{ROW_TILE}+tiled"
+        return f"invariant/{self._device.type}/{self._kernel}/rows{ROW_TILE}+tiled"
 
     def linear(self, x: torch.Tensor, w: Linear) -> torch.Tensor:
         count, tiles = x.shape[0], -(-x.shape[0] // ROW_TILE)
@@ -119,9 +125,8 @@ class InvariantNumerics:
         padded = torch.zeros(tiles * ROW_TILE, w.in_features, dtype=x.dtype, device=x.device)
         padded[:count] = x
         out = torch.empty(tiles * ROW_TILE, w.out_features, dtype=x.dtype, device=x.device)
-        by_input = w.weight if w.transposed else w.weight.t()
         for start in range(0, tiles * ROW_TILE, ROW_TILE):
-            torch.mm(padded[start : start + ROW_TILE], by_input, out=out[start : start + ROW_TILE])
+            _one_tile(padded[start : start + ROW_TILE], w, out[start : start + ROW_TILE])
         if w.bias is not None:
             out.add_(w.bias)
         return out[:count]
@@ -158,11 +163,21 @@ class InvariantNumerics:
         return attend_tiled(queries, keys, values, context, window, need_lse)
 
 
-def choose(mode: str, device: torch.device) -> Numerics:
-    """The numerics of a configured mode."""
-    return InvariantNumerics(device) if mode == "invariant" else FastNumerics(device)
+def _one_tile(x: torch.Tensor, w: Linear, out: torch.Tensor) -> None:
+    if w.layout is Layout.PACKED:
+        out.copy_(packed_linear(x, w.weight, None))
+    else:
+        torch.mm(x, w.weight if w.layout is Layout.COLUMNS else w.weight.t(), out=out)
 
 
-def transposes_linears(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether linears are held as [in, out]: fp32 on a CPU, where one row is then 1.2 to 2 times as fast."""
-    return device.type == "cpu" and dtype == torch.float32
+def choose(mode: str, device: torch.device, layouts: Layouts) -> Numerics:
+    """The numerics of a configured mode over linears of these layouts."""
+    kernel = f"{layouts.linear.value}-{layouts.tied_head.value}"
+    return InvariantNumerics(device, kernel) if mode == "invariant" else FastNumerics(device, kernel)
+
+
+def choose_layouts(dtype: torch.dtype, device: torch.device) -> Layouts:
+    """The fastest layouts that the device offers. An fp32 head on a CPU is read fastest by columns."""
+    columns = device.type == "cpu" and dtype == torch.float32
+    tied_head = Layout.COLUMNS if columns else Layout.ROWS
+    return Layouts(Layout.PACKED if can_pack(dtype, device) else tied_head, tied_head)

@@ -42,7 +42,7 @@ def require_invariance(ops: Numerics, spec: ModelSpec, weights: ModelWeights) ->
 
 def _checks(ops: Numerics, spec: ModelSpec, weights: ModelWeights) -> Iterator[tuple[str, bool]]:
     layer, head = weights.layers[0], weights.head
-    dtype, device = head.weight.dtype, head.weight.device
+    dtype, device = weights.dtype, weights.final_norm.device
     draw = torch.Generator().manual_seed(20260101)
 
     def noise(*shape: int) -> torch.Tensor:

@@ -9,37 +9,49 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from intaglio.compute.layers import LayerWeights, Linear, ModelWeights
+from intaglio.compute.layers import LayerWeights, Layout, Linear, ModelWeights
+from intaglio.compute.packing import pack
 from intaglio.compute.spec import ModelSpec
 from intaglio.errors import ModelError
 
 
 def load_weights(
-    folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, transposed: bool
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, layouts: Layouts
 ) -> ModelWeights:
-    """Load `folder`'s safetensors in `dtype`. `transposed`: store linears as [in, out].
+    """Load `folder`'s safetensors in `dtype`.
 
-    Raises ModelError for a missing, surplus-shaped or unreadable tensor, naming it.
+    Raises ModelError for a missing, wrongly shaped or unreadable tensor, naming it.
     """
     reader = _Checkpoint(folder)
-    loader = _Loader(reader, spec, dtype, device, transposed)
+    loader = _Loader(reader, spec, dtype, device, layouts.linear)
     layers = tuple(loader.layer(i) for i in range(spec.layers))
     with reader.opened():
         head_name = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
         if not spec.tied and not reader.has(head_name):
             raise ModelError(f"{folder}: {head_name} is missing although the head is not tied")
+        # A tied head is also the embedding, whose rows must stay readable: it is not packed, nor held twice.
+        loader.layout = layouts.tied_head if spec.tied else layouts.linear
         head = loader.linear([head_name], [spec.vocab], spec.hidden, None)
         embedding = (
             None if spec.tied else loader.dense("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         )
-        final_norm = loader.dense("model.norm.weight", (spec.hidden,))
-    return ModelWeights(embedding, layers, final_norm, head, loader.parameters, loader.nbytes)
+        final_norm = loader.norm("model.norm.weight", spec.hidden)
+    return ModelWeights(embedding, layers, final_norm, head, dtype, loader.parameters, loader.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """How linears are held: those of layers and untied heads, and a head that serves as embedding too."""
+
+    linear: Layout
+    tied_head: Layout
 
 
 class _Checkpoint:
@@ -104,15 +116,24 @@ class _Loader:
     """Fuses and casts tensors into their final place, one copy each."""
 
     def __init__(
-        self, reader: _Checkpoint, spec: ModelSpec, dtype: torch.dtype, device: torch.device, transposed: bool
+        self, reader: _Checkpoint, spec: ModelSpec, dtype: torch.dtype, device: torch.device, layout: Layout
     ) -> None:
         self._reader = reader
         self._spec = spec
         self._dtype = dtype
         self._device = device
-        self._transposed = transposed
+        self.layout = layout
         self.parameters = 0
         self.nbytes = 0
+
+    def norm(self, name: str, width: int) -> torch.Tensor:
+        """A norm's weight rounded to the model's dtype and held in fp32, in which norms are computed."""
+        return self._wide(self._reader.tensor(name, (width,)))
+
+    def _wide(self, source: torch.Tensor) -> torch.Tensor:
+        target = source.to(device=self._device, dtype=self._dtype).to(torch.float32, copy=True)
+        self._count(target)
+        return target
 
     def dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         source = self._reader.tensor(name, shape)
@@ -126,15 +147,18 @@ class _Loader:
     ) -> Linear:
         """Several projections of the same input as one linear, their outputs one after another."""
         total = sum(outs)
-        shape = (inputs, total) if self._transposed else (total, inputs)
+        columns = self.layout is Layout.COLUMNS
+        shape = (inputs, total) if columns else (total, inputs)
         weight = torch.empty(shape, dtype=self._dtype, device=self._device)
-        by_output = weight.t() if self._transposed else weight
+        by_output = weight.t() if columns else weight
         start = 0
         for name, out in zip(names, outs, strict=True):
             by_output[start : start + out].copy_(self._reader.tensor(name, (out, inputs)))
             start += out
         self._count(weight)
-        return Linear(weight, self._bias(biases, outs), self._transposed)
+        if self.layout is Layout.PACKED:
+            weight = pack(weight)
+        return Linear(weight, self._bias(biases, outs), self.layout, inputs, total)
 
     def layer(self, index: int) -> LayerWeights:
         spec, prefix = self._spec, f"model.layers.{index}."
@@ -145,11 +169,11 @@ class _Loader:
             gate_up = self._projection(mlp, ("gate_proj", "up_proj"), spec.hidden)
             down = self._projection(mlp, ("down_proj",), spec.intermediate)
             return LayerWeights(
-                input_norm=self.dense(f"{prefix}input_layernorm.weight", (spec.hidden,)),
+                input_norm=self.norm(f"{prefix}input_layernorm.weight", spec.hidden),
                 qkv=qkv,
                 qk_norm=self._qk_norm(attn),
                 out=out,
-                post_norm=self.dense(f"{prefix}post_attention_layernorm.weight", (spec.hidden,)),
+                post_norm=self.norm(f"{prefix}post_attention_layernorm.weight", spec.hidden),
                 gate_up=gate_up,
                 down=down,
                 window=spec.windows[index],
@@ -189,11 +213,9 @@ class _Loader:
             return None
         q = self._reader.tensor(f"{attn}q_norm.weight", (spec.head_dim,))
         k = self._reader.tensor(f"{attn}k_norm.weight", (spec.head_dim,))
-        norm = torch.empty(spec.heads + spec.kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
-        norm[: spec.heads].copy_(q)
-        norm[spec.heads :].copy_(k)
-        self.parameters += 2 * spec.head_dim
-        self.nbytes += norm.nbytes
+        heads = torch.cat((q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)))
+        norm = self._wide(heads)
+        self.parameters += 2 * spec.head_dim - norm.numel()
         return norm
 
     def _count(self, tensor: torch.Tensor) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
+from intaglio.errors import RequestError
 from intaglio.intake import validation
 from intaglio.intake.request import Prompt, SamplingParams
 from intaglio.intake.validation import RequestLimits
@@ -50,3 +52,21 @@ def _prompt_ids(
     ids = encoder.encode(prompt)
     ended = time.perf_counter_ns()
     return validation.check_prompt_ids(ids, limits), (began, ended)
+
+
+def pair(
+    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams | None]]:
+    """One (prompt, params) per request. A string or a list of token ids is a single prompt.
+
+    Raises RequestError when prompts and params differ in number.
+    """
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    each = cast(list[Prompt], [prompts] if single else list(prompts))
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params) for prompt in each]
+    if len(params) != len(each):
+        raise RequestError(
+            f"{len(each)} prompts come with {len(params)} params; give one each", field="params"
+        )
+    return list(zip(each, params))

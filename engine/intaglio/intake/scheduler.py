@@ -4,12 +4,13 @@ One step mixes decodes and prefill chunks. The rules, all of which are determini
 
 - Requests are admitted in order of arrival, while there is a slot, budget, and room for all of the request's
   tokens (its blocks are taken at once) plus one block of growth for every request that is already running.
-- Under the budget the row that has waited longest goes first; among equals decodes go before prefill chunks,
-  and the earlier arrival before the later. Whoever gets no part of this step is first in the next one.
+- Decodes go before prefill chunks, and the earlier arrival before the later. Only what they leave over of the
+  budget admits others, so that every running request has its part in every step.
 - When blocks run out, the earlier arrival has the older right: it preempts the latest arrivals, which give up
   their blocks, go back to the queue and recompute. The earliest request can therefore always go on, and a
   request that alone outgrows the pool ends with "length"; neither can wait for the other for ever.
-- Without a KV cache a row is the whole prefix and is never cut; the same order shares out the budget.
+- Without a KV cache a row is the whole prefix and is never cut, so not all may fit a step: who has waited
+  longest goes first.
 
 A request may be aborted at any moment. While a step with its row is running, its blocks stay in quarantine.
 """
@@ -130,6 +131,14 @@ class Scheduler:
             self._finish(sequence)
         return sequence
 
+    def preempt(self, request_id: str) -> bool:
+        """Take a running request's slot and blocks; it recomputes when its turn comes. False if not possible."""
+        sequence = self._running.get(request_id)
+        if sequence is None or sequence.in_flight is not None:
+            return False
+        self._preempt(sequence)
+        return True
+
     def plan(self) -> PlannedStep | None:
         """The next step, or None when there is nothing to compute. Complete, fail or cancel it afterwards."""
         self._allocate_ns = 0
@@ -199,31 +208,19 @@ class Scheduler:
         return rows
 
     def _plan_cached(self) -> list[tuple[Sequence, int, int]]:
-        before = self._telemetry.counters["preemptions"]
-        blocked: set[str] = set()
-        while True:
-            chosen = self._choose(blocked)
-            rows, stuck = self._place(chosen)
-            # A row without blocks must not hold the budget from those that could use it.
-            if rows or not stuck:
-                break
-            blocked |= stuck
-        if self._telemetry.counters["preemptions"] == before:
-            self._admit(self.limits.token_budget - sum(count for _, count, _ in rows), rows)
-        return rows
-
-    def _choose(self, blocked: set[str]) -> list[tuple[Sequence, int]]:
+        # Who is admitted had budget left over, so every running request has its part of every step's budget.
         budget, chosen = self.limits.token_budget, []
         for sequence in self._by_turn():
-            if budget and sequence.request_id not in blocked:
-                count = self._chunk(sequence, budget)
-                budget -= count
-                chosen.append((sequence, count))
-        return chosen
+            count = self._chunk(sequence, budget)
+            budget -= count
+            chosen.append((sequence, count))
+        rows = self._place(chosen)
+        self._admit(budget, rows)
+        return rows
 
-    def _place(self, chosen: list[tuple[Sequence, int]]) -> tuple[list[tuple[Sequence, int, int]], set[str]]:
-        """Give every chosen row its blocks, earliest arrival first. Returns the rows, and who got none."""
-        pools, rows, stuck = self._pools(), [], set()
+    def _place(self, chosen: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int, int]]:
+        """Give every chosen row its blocks, earliest arrival first. A row that gets none waits."""
+        pools, rows = self._pools(), []
         for sequence, count in sorted(chosen, key=lambda choice: choice[0].arrival):
             if sequence.status is not Status.RUNNING:
                 continue  # preempted by an earlier one
@@ -231,12 +228,11 @@ class Scheduler:
             while need > pools.free and (victim := self._victim(sequence)):
                 self._preempt(victim)
             if need > pools.free:
-                stuck.add(sequence.request_id)
                 continue
             if need > 0:
                 self._grow(sequence, need)
             rows.append((sequence, count, max(0, need)))
-        return rows, stuck
+        return rows
 
     def _admit(self, budget: int, rows: list[tuple[Sequence, int, int]]) -> None:
         pools = self._pools()

@@ -196,10 +196,11 @@ def _wrong(field: str, value: Any, fix: str) -> SamplingParamsError:
 
 
 def _show(value: Any) -> str:
-    """The value for a message: short, and whatever the value is."""
-    if isinstance(value, int) and abs(value) >= 1 << 128:
-        return "a number of more than 38 digits"
-    return ascii(value)[:60]
+    """The value for a message: short, printable everywhere, and whatever the value is."""
+    try:
+        return ascii(value)[:60]
+    except Exception:  # a number of too many digits, or an object that cannot show itself
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def _surrogate(text: str) -> int | None:

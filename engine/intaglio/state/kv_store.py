@@ -63,7 +63,8 @@ class KVStore:
         self.block_tokens = block_tokens
         self._device = device
         shape = (group.layers, blocks * block_tokens, 2, group.kv_heads, group.head_dim)
-        self.data = torch.zeros(shape, dtype=group.dtype, device=device)
+        # Left as it comes: what was not written is never read, and untouched pages cost no memory.
+        self.data = torch.empty(shape, dtype=group.dtype, device=device)
         self._layer_views = self.data.unbind(0)
         self._generations: list[int | None] = [None] * blocks
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from intaglio.config import from_flat
 
 from counterproof.commands import console
 from counterproof.errors import EXIT_OK, EXIT_SETUP, CounterproofError
@@ -20,6 +19,7 @@ from counterproof.plan import locate
 from counterproof.record import code_identity, environment, machine
 from counterproof.record.store import open_store
 from counterproof.run.targets import registry
+from intaglio.config import from_flat
 
 OK, WARN, FAIL = "ok", "warning", "FAIL"
 MIN_FREE_BYTES = 2 << 30

@@ -15,6 +15,10 @@ NEVER_TESTED = (
     "long runs (hours), memory pressure, faults and restarts under load",
 )
 
+# In which order prices are named, and below which share of the whole time a stage's is only mentioned.
+_WEIGHT = ("memory", "quality", "startup", "time_p50", "time_p99", "bytes_moved")
+SMALL = 0.01
+
 
 def answer_all(
     plan: Mapping[str, Any],
@@ -80,21 +84,46 @@ def gain_from(comparison: Mapping[str, Any], primary: Mapping[str, Any]) -> dict
 def cost_went(comparison: Mapping[str, Any]) -> dict[str, Any]:
     """Every cell of the cost matrix that got worse beyond its interval, and what was not measured."""
     measured = [c for c in comparison["cost"] if c["status"] == "measured"]
-    worse = [c for c in measured if _worse(c)]
+    worse = sorted((c for c in measured if _worse(c)), key=lambda c: _WEIGHT.index(c["resource"]))
     blank = [
         f"{cell_words(c['stage'], c['resource'])}: {c['reason']}"
         for c in comparison["cost"]
-        if c["status"] != "measured"
+        if c not in measured
     ]
     keys = ("stage", "resource", "baseline", "candidate", "ratio", "ci_low", "ci_high", "unit")
     listed = [{key: cell[key] for key in keys} for cell in worse]
-    if listed:
-        text = "; ".join(_price(cell) for cell in listed) + "."
-    elif measured:
-        text = "No cost was found in what was measured; that is not proof that there is none."
-    else:
-        text = "Nothing was measured."
-    return {"found": bool(listed), "cells": listed, "not_measured": blank, "text": text}
+    return {
+        "found": bool(listed),
+        "cells": listed,
+        "not_measured": blank,
+        "text": _cost_words(comparison, worse, measured),
+    }
+
+
+def _cost_words(
+    comparison: Mapping[str, Any], worse: list[dict[str, Any]], measured: list[dict[str, Any]]
+) -> str:
+    if not measured:
+        return "Nothing was measured."
+    if not worse:
+        return "No cost was found in what was measured; that is not proof that there is none."
+    small = [c for c in worse if _negligible(comparison, c)]
+    text = "; ".join(_price(c) for c in worse if c not in small)
+    if small:
+        names = ", ".join(cell_words(c["stage"], c["resource"]) for c in small)
+        text += f"{'; ' if text else ''}below {100 * SMALL:g} % of the end-to-end time: {names}"
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _negligible(comparison: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
+    """A stage's time that grew by less than 1 % of the whole request's."""
+    if not cell["resource"].startswith("time"):
+        return False
+    whole = next(
+        (c["baseline"] for c in comparison["cost"] if (c["stage"], c["resource"]) == ("whole", "time_p50")),
+        None,
+    )
+    return whole is not None and cell["candidate"] - cell["baseline"] < SMALL * whole
 
 
 def _worse(cell: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from counterproof.decide.answers import answer_all
 from counterproof.decide.guardrails import HARM, PASS, judge_guardrails
+from counterproof.decide.words import check_words
 from counterproof.measure.compare import primary_key
 from counterproof.measure.interval import t_interval
 
@@ -114,7 +115,8 @@ def _invalid(comparison: Mapping[str, Any], context: Mapping[str, Any]) -> dict[
     invalid = comparison["valid"] is not True or bool(refuted) or not comparison["validity"]
     serving = context.get("serving") is True
     because = (
-        "; ".join(f"{c['check']}: {c['detail']}" for c in refuted) or "every check of the evidence holds"
+        "; ".join(f"{check_words(c['check'])}: {c['detail']}" for c in refuted)
+        or "every check of the evidence holds"
     )
     if invalid and not refuted:
         because = "the evidence was not shown to be valid"
@@ -216,4 +218,6 @@ def _expiry(now: str) -> str | None:
         moment = datetime.datetime.fromisoformat(now)
     except ValueError:
         return None
-    return (moment + datetime.timedelta(days=EXPIRY_DAYS)).isoformat().replace("+00:00", "Z")
+    return (
+        (moment + datetime.timedelta(days=EXPIRY_DAYS)).isoformat(timespec="seconds").replace("+00:00", "Z")
+    )

@@ -42,8 +42,8 @@ _CELLS = {
     ("whole", "startup"): "start-up time",
     ("whole", "time_p50"): "end-to-end time (p50)",
     ("whole", "time_p99"): "end-to-end time (p99)",
-    ("whole", "bytes_moved"): "bytes moved",
-    ("whole", "quality"): "requests with the baseline's tokens",
+    ("state", "bytes_moved"): "KV bytes moved",
+    ("output", "quality"): "outputs without a wrong token",
 }
 _PLAIN = ("total", "peak", "mean", "identical")
 NONE = "not measured"
@@ -111,7 +111,9 @@ def ratio_words(ratio: float | None, low: float | None, high: float | None) -> s
 
 def _digits(value: float) -> str:
     size = abs(value)
-    if size != 0 and size < 0.001:
+    if size == 0:
+        return "0"
+    if size < 0.001:
         return f"{value:.2e}"
     for limit, digits in ((1, 4), (10, 3), (100, 2), (1000, 1)):
         if size < limit:

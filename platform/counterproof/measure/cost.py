@@ -23,7 +23,7 @@ UNITS = {
     "time_p99": "ms",
     "memory": "bytes",
     "bytes_moved": "bytes",
-    "quality": "share of requests with the baseline's tokens",
+    "quality": "share of outputs without a wrong token",
     "startup": "ms",
 }
 _Value = Callable[[RunData], Measured]
@@ -73,17 +73,17 @@ def _measured(study: StudyData, value: _Value) -> dict[str, Any]:
 
 
 def _quality(stage: str, divergence: Divergence | None) -> dict[str, Any]:
-    if stage not in ("whole", "output"):
-        return {"reason": "quality shows in the output only"}
+    if stage != "output":
+        return {"reason": "quality shows in the output"}
     if divergence is None or divergence.compared == 0:
         return {"reason": "no outputs of both arms to compare"}
-    share = divergence.identical / divergence.compared
+    share = 1 - divergence.wrong / divergence.compared
     return {
         "baseline": 1.0,
         "candidate": share,
         "ratio": share,
         "status": "measured",
-        "reason": "an exact count, not a sample: no interval",
+        "reason": f"an exact count; {divergence.harmless} of {divergence.compared} parted at a near tie",
     }
 
 
@@ -92,7 +92,11 @@ def _source(stage: str, resource: str) -> tuple[_Value | None, str]:
     if resource in ("time_p50", "time_p99"):
         return _time(stage, resource.removeprefix("time_")), ""
     if resource == "bytes_moved":
-        return _bytes(stage), ""
+        return (
+            (_kv_traffic, "")
+            if stage == "state"
+            else (None, "only KV traffic is counted, not weights or activations")
+        )
     table: dict[tuple[str, str], tuple[str, str]] = {
         ("whole", "memory"): ("peak_rss_bytes", "peak"),
         ("state", "memory"): ("kv_bytes_peak", "peak"),
@@ -113,12 +117,9 @@ def _time(stage: str, statistic: str) -> _Value:
     return lambda run: summarise(stage_request_times(run, stage), statistic)
 
 
-def _bytes(stage: str) -> _Value:
-    def value(run: RunData) -> Measured:
-        rows = run.stages if stage == "whole" else run.stages[run.stages["stage"] == stage]
-        moved = rows["bytes"].dropna()
-        if moved.empty:
-            return Measured(None, 0, "the trace counts no bytes here")
-        return Measured(float(moved.sum()), len(moved))
-
-    return value
+def _kv_traffic(run: RunData) -> Measured:
+    """Bytes of KV written and read, by the engine's counters."""
+    parts = [run.counters.get(name) for name in ("kv_bytes_written", "kv_bytes_read")]
+    if any(part is None for part in parts):
+        return Measured(None, 0, "the engine does not count KV bytes written and read")
+    return Measured(float(sum(part or 0 for part in parts)), 1)

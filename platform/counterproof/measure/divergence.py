@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from counterproof.measure.load import RunData
@@ -75,17 +76,25 @@ _Sequence = tuple[list[int], list[float]]
 
 
 def _by_request(tokens: pd.DataFrame) -> dict[int, _Sequence]:
-    grouped = tokens.groupby("request_index", sort=False)
-    return {
-        int(str(index)): (part["token_id"].astype(int).tolist(), part["margin"].astype(float).tolist())
-        for index, part in grouped
-    }
+    """Token ids and margins of each request; the table is ordered by request and position."""
+    if tokens.empty:
+        return {}
+    index = tokens["request_index"].to_numpy()
+    ids, margins = tokens["token_id"].to_numpy(), tokens["margin"].to_numpy(dtype=np.float64)
+    cuts = np.flatnonzero(np.diff(index)) + 1
+    starts = [0, *cuts.tolist()]
+    parts = zip(np.split(ids, cuts), np.split(margins, cuts), strict=True)
+    return {int(index[at]): (a.tolist(), b.tolist()) for at, (a, b) in zip(starts, parts, strict=True)}
 
 
 def _both_ok(a: RunData, b: RunData) -> list[int]:
-    left = a.requests.loc[a.requests["status"] == "ok", "request_index"]
-    right = b.requests.loc[b.requests["status"] == "ok", "request_index"]
-    return sorted(int(i) for i in set(left) & set(right))
+    left, right = (_ok(run.requests) for run in (a, b))
+    return sorted(left & right)
+
+
+def _ok(requests: pd.DataFrame) -> set[int]:
+    good = (requests["status"] == "ok").to_numpy(dtype=bool)
+    return {int(i) for i in requests["request_index"].to_numpy()[good]}
 
 
 def _first(

@@ -52,7 +52,7 @@ def find_differences(study: StudyData) -> Differences:
     path = str(factor.get("path", "")).removeprefix("engine.")
     declared = {str(p).removeprefix("engine.") for p in moves.get("effective", [])} | {path}
     moved_environment = [*moves.get("environment", []), *moves.get("model", [])]
-    found.excepted = sorted([*declared - {path}, *moved_environment])
+    found.excepted = sorted({*declared - {path}, *moved_environment})
     for block in study.complete_blocks:
         base = study.runs[(block, "baseline")]
         for arm in study.arms[1:]:

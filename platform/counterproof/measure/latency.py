@@ -67,22 +67,23 @@ def token_gaps(requests: pd.DataFrame, tokens: pd.DataFrame) -> Floats:
 
 def clock_faults(requests: pd.DataFrame, tokens: pd.DataFrame) -> list[str]:
     """What cannot be true of the stamps: times out of order, tokens without a time, counts that disagree."""
-    faults: list[str] = []
     order = ("scheduled_ns", "sent_ns", "first_token_ns", "last_token_ns", "done_ns")
     ok = requests[requests["status"] == "ok"]
-    for before, after in itertools.pairwise(order):
-        wrong = ok[_ns(ok, after) < _ns(ok, before)]
-        faults += [f"request {i}: {after} lies before {before}" for i in wrong["request_index"]]
-    for name in order:
-        needed = ok if name in ("scheduled_ns", "sent_ns", "done_ns") else ok[ok["output_tokens"] > 0]
-        missing = needed[needed[name].isna()]
-        faults += [f"request {i}: {name} is missing" for i in missing["request_index"]]
-    counted = tokens.groupby("request_index")["token_index"].count()
-    stated = ok.set_index("request_index")["output_tokens"].fillna(0).astype(int)
-    for index, n in stated.items():
-        have = int(counted.get(index, 0))
-        if have != n:
-            faults.append(f"request {index}: {n} output tokens stated, {have} recorded")
+    index, n = ok["request_index"].to_numpy(), ok["output_tokens"].fillna(0).to_numpy(dtype=np.float64)
+    times = {name: _ns(ok, name) for name in order}
+    faults = [
+        f"request {i}: {after} lies before {before}"
+        for before, after in itertools.pairwise(order)
+        for i in index[times[after] < times[before]]
+    ]
+    for name, stamps in times.items():
+        needed = n > 0 if name in ("first_token_ns", "last_token_ns") else np.ones(n.size, dtype=bool)
+        faults += [f"request {i}: {name} is missing" for i in index[needed & np.isnan(stamps)]]
+    held, counts = np.unique(tokens["request_index"].to_numpy(), return_counts=True)
+    recorded = dict(zip(held.tolist(), counts.tolist(), strict=True))
+    for i, stated in zip(index.tolist(), n.tolist(), strict=True):
+        if recorded.get(i, 0) != stated:
+            faults.append(f"request {i}: {stated:.0f} output tokens stated, {recorded.get(i, 0)} recorded")
     gaps = token_gaps(requests, tokens)
     if (gaps < 0).any() or np.isnan(gaps).any():
         faults.append("token times run backwards or are missing")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from counterproof.errors import EvidenceError
-from counterproof.measure.latency import request_latencies
+from counterproof.measure.latency import Floats, request_latencies, token_gaps
 from counterproof.record.schema import TABLES
 from counterproof.record.verify import SealedRun, VerifiedStudy, verify_study
 
@@ -48,6 +48,11 @@ class RunData:
     def latencies(self) -> pd.DataFrame:
         """One row per request, by `latency.request_latencies`."""
         return request_latencies(self.requests)
+
+    @cached_property
+    def token_gaps(self) -> Floats:
+        """ITL in ms of all successful requests, by `latency.token_gaps`."""
+        return token_gaps(self.requests, self.tokens)
 
     @cached_property
     def tokens(self) -> pd.DataFrame:

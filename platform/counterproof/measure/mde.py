@@ -16,7 +16,7 @@ from scipy import stats
 
 from counterproof.measure.interval import MIN_BLOCKS, t_interval
 
-TRIALS = 20_000
+TRIALS = 8_000
 
 
 def mde_log(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from counterproof.measure.latency import COLUMNS, NS_PER_MS, sample_of, token_gaps
+from counterproof.measure.latency import COLUMNS, NS_PER_MS, sample_of
 from counterproof.measure.load import RunData
 from counterproof.measure.percentile import PERCENTILES, Measured, percentile
 
@@ -56,7 +56,7 @@ def run_value(run: RunData, metric: str, statistic: str) -> Measured:
 def run_samples(run: RunData, metric: str) -> NDArray[np.float64]:
     """The sample behind a latency metric, in ms (+inf: failed, NaN: missing)."""
     if metric == "itl_ms":
-        return token_gaps(run.requests, run.tokens)
+        return run.token_gaps
     return sample_of(run.latencies, metric)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-METHOD = "upper-order-statistic x(ceil(p*n)); failed = +inf; NULL below the binomial floor"
+METHOD = "upper-order-statistic x(ceil(p*n)); failed = infinite; NULL below the binomial floor"
 PERCENTILES: dict[str, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 CONFIDENCE = 0.99
 

@@ -14,14 +14,14 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from intaglio.config import EngineConfig, from_flat
-from intaglio.errors import ConfigError
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from counterproof.errors import InputError, RefusedError
 from counterproof.plan import locate, overrides, schema
 from counterproof.plan.schema import ExperimentConfig
+from intaglio.config import EngineConfig, from_flat
+from intaglio.errors import ConfigError
 
 HYDRA_VERSION_BASE = "1.3"
 

@@ -20,6 +20,7 @@ from hydra.errors import HydraException
 from counterproof.errors import RefusedError
 from counterproof.plan import locate, schema
 
+_WORDS = ("null", "true", "false", "nan", "inf")
 _RESOLVER = re.compile(r"\$\{\s*[A-Za-z_][\w.]*\s*:")
 
 
@@ -69,8 +70,11 @@ def render(path: str, value: Any) -> str:
         return f"{path}={'true' if value else 'false'}"
     if isinstance(value, (int, float)):
         return f"{path}={value!r}"
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"{path}={value}" if re.fullmatch(r"[A-Za-z_][\w./-]*", str(value)) else f"{path}='{text}'"
+    plain = str(value)
+    if re.fullmatch(r"[A-Za-z_][\w./-]*", plain) and plain.lower() not in _WORDS:
+        return f"{path}={plain}"
+    quoted = plain.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{path}='{quoted}'"
 
 
 def has_resolver(value: Any) -> bool:

@@ -68,7 +68,7 @@ def compose_arms(
             experiment, overrides.replace(base, overrides.check(chosen, place)), place
         )
         diff = single_variable(arms["baseline"], arms["candidate"], factor)
-    arms["again"] = compose(experiment, texts, place)
+    arms["again"] = arms["baseline"]
     delay = overrides.render("engine.inject.step_delay_us", probe.config.study.slowed_delay_us)
     arms["slowed"] = compose(experiment, overrides.replace(base, overrides.check([delay], place)), place)
     return Arms(arms, diff)

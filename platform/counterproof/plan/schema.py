@@ -14,8 +14,9 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from intaglio.config import EngineConfig
 from omegaconf import MISSING
+
+from intaglio.config import EngineConfig
 
 SCHEMA_NAME = "counterproof_schema"
 

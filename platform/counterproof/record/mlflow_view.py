@@ -9,6 +9,7 @@ Everything is derived from the folders, so that the view can be thrown away and 
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import os
 import shutil
@@ -54,6 +55,9 @@ class Tracker:
         os.environ.update(_ENVIRONMENT)
         for name, value in _LOCAL.items():
             os.environ.setdefault(name, value)
+        # Creating the tables is told line by line otherwise.
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
         return MlflowClient(tracking_uri=self.uri)
@@ -83,7 +87,10 @@ def ingest(tracker: Tracker, study: VerifiedStudy) -> bool:
 
 
 def rebuild(tracker: Tracker, store: Store, studies: Iterable[VerifiedStudy]) -> None:
-    """Throw the store's own database away and make it again; on a server, bring every study up to date."""
+    """Throw the store's own database away and make it again; on a server, bring every study up to date.
+
+    To be called in a process that has not used the database yet: MLflow keeps connections to it open.
+    """
     if tracker.artifacts is not None:
         for path in (store.mlflow_db, *store.root.glob(f"{store.mlflow_db.name}-*")):
             path.unlink(missing_ok=True)
@@ -170,7 +177,7 @@ def _log_study(client: Any, experiment: str, study: VerifiedStudy) -> str:
         "counterproof.decision": decision.get("decision"),
         "code.sha": plan["code"]["sha"],
         "code.dirty": plan["code"]["dirty"],
-        "code.diff_sha256": plan["code"]["dirty_sha256"],
+        "code.diff_sha256": plan["code"].get("dirty_sha256"),
     }
     times = [_milliseconds(event["time_utc"]) for event in (study.journal[0], study.journal[-1])]
     ended = [_milliseconds(e["time_utc"]) for e in study.journal if e["kind"] in ("run_sealed", "decided")]

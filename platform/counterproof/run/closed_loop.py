@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterproof.run.targets.protocol import Readings, RefusedRequestError, Target, Token
+from counterproof.run.targets.protocol import Output, Readings, RefusedRequestError, Target, Token
 from counterproof.workload.sealed import SealedRequest
 
 # Targets keep bounded logs; asking this often keeps them from dropping anything.
@@ -36,6 +36,17 @@ class _Live:
     timed_out: bool = False
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """A finished request. Its rows are built after the load: hashing now would delay the next request."""
+
+    live: _Live
+    output: Output
+    reason: str
+    error: str | None
+    done_ns: int
+
+
 class ClosedLoop:
     """Sends `requests` through `target` with `concurrency` slots. `on_done(n)` after each finished request."""
 
@@ -53,6 +64,7 @@ class ClosedLoop:
         self._timeout_ns = int(timeout_s * 1e9)
         self._on_done = on_done
         self._live: dict[str, _Live] = {}
+        self._ended: list[_Ended] = []
         self._rows = LoadRows()
 
     def run(self) -> LoadRows:
@@ -75,8 +87,7 @@ class ClosedLoop:
                 if steps % DRAIN_STEPS == 0:
                     self._drain()
         self._drain()
-        self._rows.requests.sort(key=lambda row: row["request_index"])
-        self._rows.outputs.sort(key=lambda row: row["request_index"])
+        self._build_rows()
         return self._rows
 
     def _send(self, request: SealedRequest, scheduled_ns: int) -> int | None:
@@ -87,7 +98,8 @@ class ClosedLoop:
             self._target.add(_id(request), request)
         except RefusedRequestError as error:
             done_ns = time.perf_counter_ns()
-            self._finish(live, done_ns, (), "", "error", str(error), 0, 0)
+            refused = Output(_id(request), (), "", "error", done_ns, 0, 0, str(error))
+            self._finish(_Ended(live, refused, "error", str(error), done_ns))
             return done_ns
         self._live[_id(request)] = live
         return None
@@ -114,47 +126,34 @@ class ClosedLoop:
         del self._live[token.request_id]
         output = self._target.output(token.request_id)
         done_ns = output.done_ns or time.perf_counter_ns()
-        self._finish(
-            live,
-            done_ns,
-            output.token_ids,
-            output.text,
-            token.finish_reason,
-            output.error or token.error,
-            output.tokens_computed,
-            output.cached_tokens,
-        )
+        error = output.error or token.error
+        self._finish(_Ended(live, output, token.finish_reason, error, done_ns))
         return done_ns
 
-    def _finish(
-        self,
-        live: _Live,
-        done_ns: int,
-        token_ids: tuple[int, ...],
-        text: str,
-        reason: str,
-        error: str | None,
-        computed: int,
-        cached: int,
-    ) -> None:
-        request = live.request
-        self._rows.requests.append(
-            request_row(request, token_ids, reason, error)
-            | {
-                "scheduled_ns": live.scheduled_ns,
-                "enqueued_ns": live.enqueued_ns,
-                "sent_ns": live.sent_ns,
-                "first_token_ns": live.stamps[0] if live.stamps else None,
-                "last_token_ns": live.stamps[-1] if live.stamps else None,
-                "done_ns": done_ns,
-                "status": request_status(reason, live.timed_out),
-                "tokens_computed": computed,
-                "cached_tokens": cached,
-            }
-        )
-        self._rows.outputs.append(output_row(request, token_ids, text, reason))
+    def _finish(self, ended: _Ended) -> None:
+        self._ended.append(ended)
         if self._on_done is not None:
-            self._on_done(len(self._rows.requests))
+            self._on_done(len(self._ended))
+
+    def _build_rows(self) -> None:
+        self._ended.sort(key=lambda ended: ended.live.request.request_index)
+        for ended in self._ended:
+            live, output = ended.live, ended.output
+            self._rows.requests.append(
+                request_row(live.request, output.token_ids, ended.reason, ended.error)
+                | {
+                    "scheduled_ns": live.scheduled_ns,
+                    "enqueued_ns": live.enqueued_ns,
+                    "sent_ns": live.sent_ns,
+                    "first_token_ns": live.stamps[0] if live.stamps else None,
+                    "last_token_ns": live.stamps[-1] if live.stamps else None,
+                    "done_ns": ended.done_ns,
+                    "status": request_status(ended.reason, live.timed_out),
+                    "tokens_computed": output.tokens_computed,
+                    "cached_tokens": output.cached_tokens,
+                }
+            )
+            self._rows.outputs.append(output_row(live.request, output.token_ids, output.text, ended.reason))
 
     def _abort_late(self) -> None:
         now = time.perf_counter_ns()

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from intaglio.config import ThreadsConfig
-
 from counterproof.errors import (
     EXIT_INPUT,
     EXIT_SETUP,
@@ -28,6 +26,7 @@ from counterproof.errors import (
 from counterproof.run.child_env import child_environment
 from counterproof.run.spec import RunSpec
 from counterproof.run.worker_main import PROGRESS_FD
+from intaglio.config import ThreadsConfig
 
 LOG = "log.txt"
 SAMPLES = "samples.jsonl"

@@ -113,7 +113,14 @@ class BarProgress:
     def run_started(self, key: RunKey, number: int, total: int) -> None:
         self._began = time.monotonic()
         self._bars.update(self._study, completed=number - 1, total=total, note=self._left.text())
-        self._bars.reset(self._run, total=1, visible=True, description=self._left.label(key), note="starting")
+        self._bars.update(
+            self._run,
+            completed=0,
+            total=1,
+            visible=True,
+            description=self._left.label(key),
+            note="starting",
+        )
 
     def requests_done(self, done: int, total: int) -> None:
         self._bars.update(self._run, completed=done, total=max(total, 1), note="")

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from intaglio.config import EngineConfig
-
 from counterproof.errors import CounterproofError, ExecutionError, RefusedError
 from counterproof.plan.compose import engine_of
 from counterproof.record import code_identity, environment, manifest, verify
@@ -21,6 +19,7 @@ from counterproof.run.machine_lock import machine_lock
 from counterproof.run.places import Place
 from counterproof.run.spec import RunSpec
 from counterproof.run.targets import registry
+from intaglio.config import EngineConfig
 
 
 class Progress(Protocol):

@@ -15,19 +15,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from intaglio.config import EngineConfig, from_flat
-from intaglio.errors import ConfigError
-
 from counterproof.errors import EXIT_EXECUTION, CounterproofError, InputError
 from counterproof.record import canonical, machine
 from counterproof.run import orphan
 from counterproof.run.closed_loop import ClosedLoop, LoadRows
 from counterproof.run.spec import RunSpec
 from counterproof.run.targets import registry
-from counterproof.run.targets.protocol import Target
+from counterproof.run.targets.protocol import Logits, Target
 from counterproof.workload import sealed
+from intaglio.config import EngineConfig, from_flat
+from intaglio.errors import ConfigError
 
 PROGRESS_FD = 3
+PROGRESS_NS = 250_000_000
 RAW = "raw"
 
 
@@ -57,6 +57,9 @@ def main() -> int:
 class Reporter:
     """One JSON line a message to the harness. A harness that is gone is no reason to fail."""
 
+    def __init__(self) -> None:
+        self._told_ns = 0
+
     def tell(self, kind: str, **fields: Any) -> None:
         """Send a message."""
         try:
@@ -65,8 +68,11 @@ class Reporter:
             return
 
     def count(self, done: int) -> None:
-        """So many requests are done."""
-        self.tell("progress", done=done)
+        """So many requests are done; told at most four times a second, so as not to wake the harness often."""
+        now = time.perf_counter_ns()
+        if now - self._told_ns >= PROGRESS_NS:
+            self._told_ns = now
+            self.tell("progress", done=done)
 
 
 def _timed(spec: RunSpec, report: Reporter) -> None:
@@ -103,13 +109,16 @@ def _equivalence(spec: RunSpec, report: Reporter) -> None:
     events: list[dict[str, Any]] = []
     total = len(requests) * (2 if spec.composition else 1)
     report.tell("ready", total=total)
+    fast: tuple[list[Logits], list[Logits]] | None = None
     if spec.composition:
-        fast = kind.start(_engine(spec))
-        events.append(equivalence.batch_difference(fast, requests, report.count))
-        fast.close()
+        baseline = kind.start(_engine(spec))
+        fast = equivalence.fast_results(baseline, requests, report.count)
+        baseline.close()
     target = kind.start(from_flat({"numerics.mode": "invariant"}, _engine(spec)))
     ready_ns = time.perf_counter_ns()
     results = target.compute_logits(requests)
+    if fast is not None:
+        events.append(equivalence.rounding_event(requests, *fast, results))
     events += equivalence.digests(requests, results)
     report.count(total)
     rows = equivalence.rows(requests, results)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from intaglio.config import EngineConfig, Scalar, flatten, from_flat
-from intaglio.errors import ConfigError
-
 from counterproof_review.packet import layout
 from counterproof_review.packet.documents import ARM_SCHEMA
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.models import PREFIX
+from intaglio.config import EngineConfig, Scalar, flatten, from_flat
+from intaglio.errors import ConfigError
 
 # Values that name a model; they hold a digest in a packet and a folder only while a replay runs.
 MODEL_PATHS = ("model", "speculation.draft_model")
@@ -49,7 +48,7 @@ def check(path: str, document: Mapping[str, Any], references: frozenset[str]) ->
         raise PacketError("E_SCHEMA", "engine is no object", path=path)
     for key in MODEL_PATHS:
         value = engine.get(key)
-        if value is not None and value not in references:
+        if value is not None and not (isinstance(value, str) and value in references):
             raise PacketError(
                 "E_UNSAFE", f"{key} must be '{PREFIX}<digest>' of the packet's models", path=path
             )

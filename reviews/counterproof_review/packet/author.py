@@ -12,11 +12,12 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+
 from counterproof.measure.interval import log_ratios
 from counterproof.measure.load import RunData, StudyData
 from counterproof.measure.metrics import run_value
+from counterproof.record import canonical
 from counterproof.record.schema import REQUESTS
-
 from counterproof_review.packet import layout, tables
 from counterproof_review.packet.documents import SCHEMAS
 
@@ -50,6 +51,7 @@ def document(study: StudyData, opaque: Mapping[str, str], rows: int) -> dict[str
         "primary": {key: study.plan["primary"][key] for key in ("metric", "statistic", "better")},
         "per_block": {opaque[arm]: values for arm, values in summaries.items()},
         "log_ratios": ratios(summaries),
+        "evidence_valid": _valid(study),
         "injected_delay_us": study.plan["slowed_delay_us"],
         "runs": [_run(study.runs[(b, arm)], opaque) for arm in study.arms for b in study.complete_blocks],
         "rows": rows,
@@ -66,6 +68,12 @@ def write_rows(study: StudyData, opaque: Mapping[str, str], target: Path) -> int
     table = pa.concat_tables(parts)
     tables.write(table, target)
     return int(table.num_rows)
+
+
+def _valid(study: StudyData) -> bool | None:
+    """Whether the study's own comparison found its evidence valid; None before it was compared."""
+    path = study.verified.paths.comparison
+    return bool(canonical.read_json(path)["valid"]) if path.is_file() else None
 
 
 def _run(run: RunData, opaque: Mapping[str, str]) -> dict[str, Any]:

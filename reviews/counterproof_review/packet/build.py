@@ -17,9 +17,6 @@ from counterproof.measure.load import StudyData, load_study
 from counterproof.measure.metrics import METRICS
 from counterproof.workload import sealed
 from counterproof.workload.sealed import SealedRequest
-from intaglio.config import Scalar
-from intaglio.models import catalogue
-
 from counterproof_review.packet import (
     archive,
     arms,
@@ -38,6 +35,8 @@ from counterproof_review.packet.labels import PacketKeys
 from counterproof_review.packet.models import ModelLock
 from counterproof_review.packet.reader import Archive
 from counterproof_review.packet.verify import Verification, verify
+from intaglio.config import Scalar
+from intaglio.models import catalogue
 
 _ENGINE = "engine."
 
@@ -52,6 +51,12 @@ class Built:
     root: str
     sha256: str
     verification: Verification
+
+    @property
+    def evidence_valid(self) -> bool | None:
+        """Whether the study's own comparison found its evidence valid; None before it was compared."""
+        valid: bool | None = self.verification.documents[layout.RESULTS]["evidence_valid"]
+        return valid
 
 
 def build(folder: Path, *, out: Path | None = None, keys: PacketKeys | None = None) -> Built:

@@ -19,7 +19,6 @@ from counterproof.errors import (
     InputError,
     SetupError,
 )
-
 from counterproof_review.packet.offline import Surroundings
 
 MODULE = "counterproof_review.packet.executor"
@@ -38,7 +37,7 @@ def run_executor(
     error: CounterproofError | None = None
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
-            around.command("-P", "-m", MODULE, str(folder)),
+            around.command("-P", "-m", MODULE, str(folder), str(os.getpid())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -1,4 +1,4 @@
-"""The JSON documents of a packet: their schemas' names and the fields each must have.
+"""The JSON documents of a packet: their schemas' names and the shape each must have.
 
 A field that this version does not know is kept, reported as a warning and otherwise ignored; what a reader
 must not ignore stands in PACKET.json under `critical`.
@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
-from counterproof_review.packet import layout
+from counterproof_review.packet import layout, shape
 from counterproof_review.packet.errors import PacketError
-
-_NUMBER = (int, float)
-
-Fields = Mapping[str, type | tuple[type, ...]]
+from counterproof_review.packet.shape import HEX64, OPAQUE, Number, Shape, Table, Text
 
 SCHEMAS: dict[str, str] = {
     layout.PACKET: layout.SCHEMA,
@@ -34,58 +31,95 @@ SCHEMAS: dict[str, str] = {
 }
 ARM_SCHEMA = "replication-arm/1"
 
-FIELDS: dict[str, Fields] = {
+_COUNT = Number(1, layout.MAX_LINES, whole=True)
+_NATURAL = Number(0, layout.MAX_LINES, whole=True)
+_SIZE = Number(0, float(1 << 53), whole=True)
+_REAL = Number(-1e300, 1e300, null=True)
+_SECONDS = Number(0.001, 1e7)
+_WORD = Text(r"[A-Za-z0-9_.:/-]{1,200}")
+_BLOCKS = Number(1, 9999, whole=True)
+
+FIELDS: dict[str, Mapping[str, Shape]] = {
     layout.PACKET: {
-        "packet_id": str,
-        "claim_id": str,
-        "supersedes": (str, NoneType),
-        "blinding_level": str,
+        "packet_id": Text(r"[0-9a-f]{16}"),
+        "claim_id": HEX64,
+        "supersedes": Text(r"[0-9a-f]{16}", null=True),
+        "blinding_level": _WORD,
         "blinding_note": str,
-        "critical": list,
-        "limits": dict,
-        "arms": int,
-        "blocks": int,
-        "requests": list,
-        "warmup_requests": int,
+        "critical": [str],
+        "limits": Table(_SIZE),
+        "arms": Number(2, 64, whole=True),
+        "blocks": _BLOCKS,
+        "requests": [_COUNT],
+        "warmup_requests": _NATURAL,
     },
     layout.PREREG: {
-        "plan_sha256": str,
+        "plan_sha256": HEX64,
         "unit": str,
-        "blocks": int,
-        "min_blocks": int,
-        "primary": dict,
-        "guardrails": list,
-        "consistency_band": float,
+        "blocks": _BLOCKS,
+        "min_blocks": _BLOCKS,
+        "primary": {"metric": _WORD, "statistic": _WORD, "sesoi": _REAL, "unit": str},
+        "guardrails": [{"metric": _WORD, "statistic": _WORD, "kind": _WORD, "margin": _REAL}],
+        "consistency_band": Number(0.001, 0.5),
         "exclusions": str,
-        "decision_rule": str,
+        "decision_rule": _WORD,
         "exploratory": bool,
     },
     layout.SCOPE: {
-        "model": str,
-        "device": str,
-        "dtype": str,
+        "model": Text(r"sha256:[0-9a-f]{64}"),
+        "device": _WORD,
+        "dtype": _WORD,
         "hardware": str,
-        "prompt_tokens": list,
-        "output_tokens": list,
-        "concurrency": int,
+        "prompt_tokens": [_COUNT],
+        "output_tokens": [_COUNT],
+        "concurrency": _COUNT,
     },
-    layout.SCHEDULE: {"blocks": int, "rule": str, "how": str},
-    layout.RUN_LOCK: {"executor": str, "target": str, "workload": dict, "run_deadline_s": _NUMBER},
-    layout.ENVIRONMENT_LOCK: {"python": str, "packages": dict},
-    layout.CODE_LOCK: {"packages": dict, "source": dict},
-    layout.MODELS_LOCK: {"models": list},
-    layout.NOISE: {"metric": str, "statistic": str, "sd_log_ratio": (float, NoneType), "n": int},
-    layout.ENVIRONMENT: {"id": dict},
-    layout.LINEAGE: {"plan_sha256": str, "built_by": dict},
+    layout.SCHEDULE: {"blocks": _BLOCKS, "rule": _WORD, "how": str},
+    layout.RUN_LOCK: {
+        "executor": _WORD,
+        "target": _WORD,
+        "workload": {"concurrency": _COUNT, "request_timeout_s": _SECONDS},
+        "run_deadline_s": _SECONDS,
+    },
+    layout.ENVIRONMENT_LOCK: {"python": str, "packages": Table(str)},
+    layout.CODE_LOCK: {
+        "packages": Table({"version": str, "tree_sha256": HEX64}),
+        "source": Table((str, NoneType)),
+    },
+    layout.MODELS_LOCK: {
+        "models": [
+            {
+                "sha256": HEX64,
+                "locator": Text(r"[A-Za-z0-9_./-]{0,200}"),
+                "files": [{"name": str, "sha256": HEX64, "size": _SIZE}],
+            }
+        ]
+    },
+    layout.NOISE: {
+        "metric": _WORD,
+        "statistic": _WORD,
+        "sd_log_ratio": Number(0.0, 1e300, null=True),
+        "n": _NATURAL,
+    },
+    layout.ENVIRONMENT: {"id": Table((str, int, float, NoneType))},
+    layout.LINEAGE: {"plan_sha256": HEX64, "built_by": {"tool": str, "format": int}},
     layout.RESULTS: {
-        "arms": dict,
+        "arms": Table(OPAQUE),
         "factor": (dict, NoneType),
-        "primary": dict,
-        "per_block": dict,
-        "log_ratios": dict,
-        "injected_delay_us": int,
-        "runs": list,
-        "rows": int,
+        "primary": {"metric": _WORD, "statistic": _WORD, "better": Text("lower|higher|equal")},
+        "per_block": Table([_REAL]),
+        "log_ratios": Table([_REAL]),
+        "evidence_valid": (bool, NoneType),
+        "injected_delay_us": _SIZE,
+        "runs": [
+            {
+                "arm": OPAQUE,
+                "block": Number(0, 9999, whole=True),
+                "manifest_sha256": HEX64,
+                "outputs_sha256": [Text(r"[0-9a-f]{64}", null=True)],
+            }
+        ],
+        "rows": _SIZE,
     },
 }
 
@@ -123,12 +157,4 @@ def check_fields(path: str, document: Mapping[str, Any]) -> list[str]:
     """
     if document.get("schema") != SCHEMAS[path]:
         raise PacketError("E_SCHEMA", f"is not of schema {SCHEMAS[path]}", path=path)
-    fields = FIELDS[path]
-    for name, kinds in fields.items():
-        if name not in document:
-            raise PacketError("E_SCHEMA", f"lacks the field {name}", path=path)
-        value = document[name]
-        allowed = kinds if isinstance(kinds, tuple) else (kinds,)
-        if type(value) not in allowed:
-            raise PacketError("E_SCHEMA", f"{name} is a {type(value).__name__}", path=path)
-    return sorted(set(document) - set(fields) - {"schema"})
+    return shape.unknown_fields(document, {"schema": str, **FIELDS[path]}, path)

@@ -1,6 +1,6 @@
 """The measuring side of a replay: a process that knows arms by opaque names only and has no network.
 
-`python -m counterproof_review.packet.executor FOLDER` reads `task.json` there, runs every place of its schedule
+`python -m counterproof_review.packet.executor FOLDER PARENT_PID` reads `task.json` there, runs every place of its schedule
 in a fresh process by the harness's own executor, seals each record, and writes `estimates.json`. The author's
 results are not in the folder, so nothing here can see them.
 """
@@ -19,13 +19,12 @@ from counterproof.measure.metrics import run_value
 from counterproof.record import atomic, canonical, manifest
 from counterproof.record.store import RunKey
 from counterproof.record.verify import SealedRun
-from counterproof.run import assemble
+from counterproof.run import assemble, orphan
 from counterproof.run.executor import execute
 from counterproof.run.machine_lock import machine_lock
 from counterproof.run.spec import RunSpec
-from intaglio.config import from_flat
-
 from counterproof_review.packet import guard
+from intaglio.config import from_flat
 
 TASK = "task.json"
 ESTIMATES = "estimates.json"
@@ -35,13 +34,14 @@ ATTEMPTS = 3
 def main() -> int:
     """Run the task; the exit code is that of counterproof.errors. Progress goes to standard output as JSON lines."""
     folder = Path(sys.argv[1])
+    orphan.die_with_parent(int(sys.argv[2]))
     if not guard.installed():
         return _fail(ExecutionError("the network guard is not in place, so nothing was run"))
     task = canonical.read_json(folder / TASK)
     runs: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     try:
-        for number, (block, arm) in enumerate(task["runs"]):
+        for number, (block, arm) in enumerate(task["runs"], start=1):
             _tell("run", number=number, of=len(task["runs"]), block=block, arm=arm)
             runs.append(_run(folder, task, block, arm, failed))
     except CounterproofError as error:

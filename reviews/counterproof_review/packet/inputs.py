@@ -12,7 +12,6 @@ from typing import Any
 
 from counterproof.workload import sealed
 from counterproof.workload.sealed import SealedRequest
-
 from counterproof_review.packet import canonical
 from counterproof_review.packet.content import lines
 from counterproof_review.packet.errors import PacketError

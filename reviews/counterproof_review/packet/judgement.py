@@ -11,7 +11,6 @@ from itertools import combinations
 from typing import Any
 
 from counterproof.measure.interval import log_ratios
-
 from counterproof_review.packet import agreement
 from counterproof_review.packet.agreement import Agreement, Estimate
 
@@ -93,6 +92,10 @@ def outputs_equal(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]])
 
 
 def _answer(results: Mapping[str, Any], here: Mapping[str, Sequence[float | None]], band: float) -> Agreement:
+    if results["evidence_valid"] is False:
+        return Agreement(
+            agreement.INCONCLUSIVE, "the author's own evidence is invalid, so there is nothing to agree with"
+        )
     complete = {arm: _present(ratios) for arm, ratios in here.items()}
     author = _present(results["log_ratios"]["candidate"])
     if author is None or any(ratios is None for ratios in complete.values()):

@@ -59,7 +59,8 @@ JSON = "application/json"
 JSONL = "application/jsonl"
 PARQUET = "application/vnd.apache.parquet"
 
-PUBLIC_FOLDERS = ("protocol/", "replay/", "noise/", "provenance/")
+EXECUTOR = "counterproof-run/1"
+ORDER_RULE = "sha256-order/1"
 
 MIN_BLOCKS = 6  # fewer replayed blocks never decide anything
 CONSISTENCY_BAND = 0.05  # the replay's ratio may differ from the author's by this much; noise cannot widen it

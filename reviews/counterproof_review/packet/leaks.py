@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from counterproof.record.schema import ARMS
-
 from counterproof_review.packet import layout
 
 _ARM_WORDS = (*ARMS, "control", "treatment", "salted", "reference arm")

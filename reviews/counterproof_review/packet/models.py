@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intaglio.models import catalogue
-
 from counterproof_review.packet import layout
 from counterproof_review.packet.errors import PacketError
+from intaglio.models import catalogue
 
 SCHEMA = "replication-models/1"
 PREFIX = "sha256:"

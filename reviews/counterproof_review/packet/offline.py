@@ -11,9 +11,12 @@ import shutil
 import site
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from counterproof.run import machine_lock
 
 PROBE_SECONDS = 20
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "SYSTEMROOT")
@@ -76,6 +79,7 @@ def prepare(folder: Path, models: Path) -> Surroundings:
         "XDG_CACHE_HOME": str(folder / "home" / "cache"),
         "COUNTERPROOF_STORE": str(folder / "store"),
         "INTAGLIO_MODELS": str(models),
+        machine_lock.VARIABLE: _machine_lock(),
         "PYTHONPATH": os.pathsep.join([str(folder / "guard"), *_python_path()]),
     }
     return Surroundings(folder, environment, namespace_prefix())
@@ -107,6 +111,12 @@ def probe(surroundings: Surroundings) -> str:
         timeout=PROBE_SECONDS,
     )
     return done.stdout.strip() or f"the probe failed: {done.stderr.strip()[-200:]}"
+
+
+def _machine_lock() -> str:
+    """The lock that measured runs of this machine share; its usual place hangs on the temporary folder."""
+    usual = Path(tempfile.gettempdir()) / "counterproof-machine.lock"
+    return os.environ.get(machine_lock.VARIABLE) or str(usual)
 
 
 def _python_path() -> list[str]:

@@ -11,20 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from counterproof.workload.sealed import SealedRequest
-
 from counterproof_review.packet import code_lock, layout, models, surroundings
 from counterproof_review.packet.documents import SCHEMAS
 from counterproof_review.packet.models import ModelLock
 
-EXECUTOR = "counterproof-run/1"
-ORDER_RULE = "sha256-order/1"
 _HOW = (
     "every block runs every arm once; within a block arms stand in the order of "
     "SHA-256(seed, block as 4 bytes big-endian, opaque name), seed = SHA-256(root, nonce of whoever replays)"
 )
 _LEVEL_NOTE = (
     "L0, open: the author's results stand unsealed under results/. Whoever reads them before measuring is not "
-    "blind. The replay tool reads them only after its own runs are done. Arm files show what they configure."
+    "blind. The replay tool lets no run see them and shows them after its own estimates are frozen. Arm files show what they configure."
 )
 _EXCLUSIONS = "none: every block counts, a failed run is repeated as a whole and reported"
 # Sentences that stand in every packet: their words tell nothing, even where a user or host is called so.
@@ -32,7 +29,7 @@ SENTENCES = (_HOW, _LEVEL_NOTE, _EXCLUSIONS)
 _PRIMARY = ("metric", "statistic", "sesoi")
 _GUARDRAIL = ("metric", "statistic", "kind", "margin")
 # What the client does, as far as it is the same in every arm; names of files stay with the author.
-_CLIENT = ("concurrency", "request_timeout_s", "warmup_requests")
+_CLIENT = {"concurrency": 1, "request_timeout_s": 300.0}
 
 
 def packet(packet_id: str, plan_sha256: str, arms: int, inputs: Sequence[int], warmup: int) -> dict[str, Any]:
@@ -93,16 +90,16 @@ def scope(
 
 def schedule(blocks: int) -> dict[str, Any]:
     """replay/schedule.json: a rule, not an order, so that the author cannot choose the order of a replay."""
-    return _document(layout.SCHEDULE, blocks=blocks, rule=ORDER_RULE, how=_HOW)
+    return _document(layout.SCHEDULE, blocks=blocks, rule=layout.ORDER_RULE, how=_HOW)
 
 
 def run_lock(plan: Mapping[str, Any]) -> dict[str, Any]:
     """replay/run.lock.json: which executor, which kind of target, which client. Names and numbers only."""
     return _document(
         layout.RUN_LOCK,
-        executor=EXECUTOR,
+        executor=layout.EXECUTOR,
         target=str(plan.get("target", "intaglio_local")),
-        workload=_only(plan["workload"], _CLIENT),
+        workload={**_CLIENT, **_only(plan["workload"], tuple(_CLIENT))},
         run_deadline_s=plan.get("run_deadline_s", 900.0),
     )
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from counterproof.errors import InputError
 from counterproof.record import atomic, canonical, code_identity, environment
-from intaglio.models import catalogue
-
 from counterproof_review.packet import (
     code_lock,
     extract,
@@ -36,6 +34,7 @@ from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.executor import ESTIMATES, TASK
 from counterproof_review.packet.reader import Archive
 from counterproof_review.packet.verify import Verification, verify
+from intaglio.models import catalogue
 
 SCHEMA = "replication-replay/1"
 RECORD = "replay.json"
@@ -142,8 +141,8 @@ def _prepare(
         "packet_id": report.packet["packet_id"],
         "claim_id": report.packet["claim_id"],
         "target": run_lock["target"],
-        "concurrency": int(run_lock["workload"].get("concurrency", 1)),
-        "request_timeout_s": float(run_lock["workload"].get("request_timeout_s", 300.0)),
+        "concurrency": run_lock["workload"]["concurrency"],
+        "request_timeout_s": float(run_lock["workload"]["request_timeout_s"]),
         "run_deadline_s": float(run_lock["run_deadline_s"]),
         "metric": primary["metric"],
         "statistic": primary["statistic"],

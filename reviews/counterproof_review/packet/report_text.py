@@ -16,7 +16,7 @@ def render(record: Mapping[str, Any]) -> str:
         "",
         f"{record['reason'][:1].upper()}{record['reason'][1:]}.",
         "",
-        f"{metric['metric']} {metric['statistic']} over {record['blocks']} blocks; ratios to the baseline arm.",
+        f"{metric['metric']} {metric['statistic']} over {_blocks(record['blocks'])}; ratios to the baseline arm.",
         "",
         "| arm | opaque name | author | here |",
         "|---|---|---|---|",
@@ -46,6 +46,10 @@ def ratio(described: Mapping[str, Any]) -> str:
     interval = described["ratio_ci"]
     inside = f" (95 % {percent(interval[0])} to {percent(interval[1])})" if interval else ", one block"
     return percent(described["ratio"]) + inside
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
 
 
 def _rows(record: Mapping[str, Any]) -> list[str]:

@@ -12,14 +12,16 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+
 from counterproof.measure.interval import log_ratios
 from counterproof.measure.latency import COLUMNS, samples
 from counterproof.measure.metrics import summarise
-
+from counterproof.record.schema import ARMS
 from counterproof_review.packet import layout, tables
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.reader import Archive
 
+ROLES = ARMS  # a claim needs its baseline and both controls
 MAX_RUN_ROWS = 1_000_000
 RELATIVE = 1e-12  # the same function over the same numbers; room for the order of a sum only
 
@@ -42,8 +44,10 @@ def check(archive: Archive, results: Mapping[str, Any], packet: Mapping[str, Any
     arms = results["arms"]
     if set(arms.values()) != opaque or len(set(arms.values())) != len(arms):
         raise PacketError("E_ARMS", "the arm map does not name every arm once", path=layout.RESULTS)
-    blocks, counts = packet["blocks"], packet["requests"]
-    _check_shapes(results, opaque, blocks)
+    if missing := sorted(set(ROLES) - set(arms)):
+        raise PacketError("E_ARMS", f"no arm is the {missing[0]}", path=layout.RESULTS)
+    counts = packet["requests"]
+    _check_shapes(results, opaque, counts)
     found = _per_block(archive, results, opaque, counts)
     if found is None:
         return "row counts as declared; this metric has no rows of its own"
@@ -91,14 +95,19 @@ def _frame(parts: list[pa.RecordBatch]) -> pd.DataFrame:
     return frame.sort_values("request_index", ignore_index=True)
 
 
-def _check_shapes(results: Mapping[str, Any], opaque: set[str], blocks: int) -> None:
+def _check_shapes(results: Mapping[str, Any], opaque: set[str], counts: list[int]) -> None:
+    blocks = len(counts)
     per_block = results["per_block"]
     if set(per_block) != opaque or any(len(values) != blocks for values in per_block.values()):
         raise PacketError("E_ROWS", "the summaries are not one per arm and block", path=layout.RESULTS)
-    runs = {(run.get("arm"), run.get("block")) for run in results["runs"] if isinstance(run, dict)}
+    runs = {(run["arm"], run["block"]) for run in results["runs"]}
     wanted = {(arm, block) for arm in opaque for block in range(blocks)}
     if runs != wanted or len(results["runs"]) != len(wanted):
         raise PacketError("E_ROWS", "the runs are not one per arm and block", path=layout.RESULTS)
+    if any(len(run["outputs_sha256"]) != counts[run["block"]] for run in results["runs"]):
+        raise PacketError("E_ROWS", "a run does not have one output per request", path=layout.RESULTS)
+    if set(results["log_ratios"]) != set(results["arms"]) - {"baseline"}:
+        raise PacketError("E_ROWS", "there is not one sample of ratios per arm", path=layout.RESULTS)
 
 
 def _per_block(
@@ -129,8 +138,6 @@ def _per_block(
 def _check_ratios(results: Mapping[str, Any]) -> None:
     arms, per_block = results["arms"], results["per_block"]
     for arm, stated in results["log_ratios"].items():
-        if arm not in arms or "baseline" not in arms:
-            raise PacketError("E_ROWS", "a ratio belongs to no arm", path=layout.RESULTS)
         again = log_ratios(per_block[arms[arm]], per_block[arms["baseline"]])
         if not _same(again, stated):
             raise PacketError(

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from counterproof.record.schema import REQUESTS
 
+from counterproof.record.schema import REQUESTS
 from counterproof_review.packet import layout
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.reader import Archive

@@ -111,6 +111,12 @@ def _documents(archive: Archive, report: Verification, entries: dict[str, Entry]
     plan = {report.documents[path]["plan_sha256"] for path in (layout.PREREG, layout.LINEAGE)}
     if plan != {packet["claim_id"]}:
         raise PacketError("E_STUDY", "its parts belong to different plans", path=layout.PACKET)
+    blocks = {report.documents[path]["blocks"] for path in (layout.PREREG, layout.SCHEDULE)}
+    if blocks != {packet["blocks"]}:
+        raise PacketError("E_ROWS", "its parts declare different numbers of blocks", path=layout.PACKET)
+    named = (report.documents[layout.RUN_LOCK]["executor"], report.documents[layout.SCHEDULE]["rule"])
+    if named != (layout.EXECUTOR, layout.ORDER_RULE):
+        raise PacketError("E_SCHEMA_NEWER", f"runs by {' and '.join(named)}", path=layout.RUN_LOCK)
     if packet["blinding_level"] != "L0":
         raise PacketError(
             "E_SCHEMA", "claims to be blinded although its results are open", path=layout.PACKET

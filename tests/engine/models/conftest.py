@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
 from intaglio.models.bpe import train_bpe
 from intaglio.models.sources import Origin, Source
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from intaglio.errors import ModelError
 from intaglio.models import catalogue
 

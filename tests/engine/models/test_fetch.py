@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+
 from intaglio.errors import ModelError
 from intaglio.models import catalogue, fetch
 from intaglio.models.gguf_loader import GgufModel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+
 from intaglio.errors import ModelError
 from intaglio.models.gguf_loader import GgufModel, hugging_face_name, undo_rotary_order
 from intaglio.models.gguf_tokenizer import tokenizer_document, tokenizer_settings

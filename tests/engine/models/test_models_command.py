@@ -6,6 +6,7 @@ import argparse
 import json
 
 import pytest
+
 from intaglio.models import catalogue, commands, fetch
 
 

@@ -6,6 +6,7 @@ import hashlib
 import re
 
 import pytest
+
 from intaglio.errors import ModelError
 from intaglio.models import catalogue
 from intaglio.models.sources import data_root, find_source, read_sources

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from intaglio.errors import ModelError
 from intaglio.intake.tokenizer import Tokenizer
 from intaglio.models import catalogue

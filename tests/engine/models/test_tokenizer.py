@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from intaglio.errors import ModelError, PromptEncodingError, TokenRangeError
 from intaglio.intake.tokenizer import Tokenizer
 

@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from intaglio.config import EngineConfig
-from intaglio.errors import ConfigError, IntaglioError, ModelError, NumericsError, RequestError
-from intaglio.models import catalogue
-
 from counterproof.errors import ExecutionError, InputError, SetupError
 from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Token
 from counterproof.workload.sealed import SealedRequest
+from intaglio.config import EngineConfig
+from intaglio.errors import ConfigError, IntaglioError, ModelError, NumericsError, RequestError
+from intaglio.models import catalogue
 
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from intaglio.config import EngineConfig
-
 from counterproof.workload.sealed import SealedRequest
+from intaglio.config import EngineConfig
 
 
 @dataclass(frozen=True)
