@@ -41,7 +41,9 @@ class Backend(Protocol):
 class TorchBackend:
     """Runs the decoder on torch's operators, on any device, in either numerics mode."""
 
-    def __init__(self, mode: str, folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, mode: str, folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+    ) -> None:
         layouts = choose_layouts(dtype, device)
         numerics = choose(mode, device, layouts)
         weights = load_weights(folder, spec, dtype, device, layouts)

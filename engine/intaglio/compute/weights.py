@@ -67,7 +67,9 @@ class WeightSource:
         with self._reader.opened():
             head_name = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
             if not spec.tied and not self._reader.has(head_name):
-                raise ModelError(f"{self._reader.folder}: {head_name} is missing although the head is not tied")
+                raise ModelError(
+                    f"{self._reader.folder}: {head_name} is missing although the head is not tied"
+                )
             # A tied head is also the embedding, whose rows must stay readable: it is not packed, nor held twice.
             loader.layout = layouts.tied_head if spec.tied else layouts.linear
             head = loader.linear([head_name], [spec.vocab], spec.hidden, None)

@@ -78,7 +78,8 @@ def _proven(decoder: NativeDecoder) -> bool:
 
     def rows(*lengths: int) -> list[RowPlan]:
         return [
-            RowPlan(str(n), tuple(tokens[:n]), 0, 0, (), (), (n - 1,), "prefill", want_logits=False) for n in lengths
+            RowPlan(str(n), tuple(tokens[:n]), 0, 0, (), (), (n - 1,), "prefill", want_logits=False)
+            for n in lengths
         ]
 
     def run(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -50,7 +50,9 @@ def build(folder: Path | None = None, deadline_s: float = DEADLINE_S) -> Built:
     """The library for this machine, compiled if it is not kept yet. Raises BuildError."""
     compiler = toolchain.find_compiler()
     if compiler is None:
-        raise BuildError("no C++ compiler was found (CXX, c++, g++, clang++); install one for the native kernels")
+        raise BuildError(
+            "no C++ compiler was found (CXX, c++, g++, clang++); install one for the native kernels"
+        )
     units = toolchain.kernel_units()
     target = (folder or cache_folder()) / _key(compiler, units)
     end = time.monotonic() + deadline_s
@@ -81,7 +83,9 @@ def _kept(target: Path) -> Built | None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if digest != about["sha256"]:
             return None
-        return Built(path, tuple(about["isas"]), tuple(about["dropped"]), about["compiler"], about["seconds"], False)
+        return Built(
+            path, tuple(about["isas"]), tuple(about["dropped"]), about["compiler"], about["seconds"], False
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -115,7 +119,9 @@ def _compile(target: Path, compiler: Compiler, units: tuple[Unit, ...], end: flo
             dropped = tuple(unit.isa for unit, (_, error) in zip(units, done, strict=True) if error)
             if "portable" not in isas:
                 raise BuildError(f"the compiler failed: {next(error for _, error in done if error)}")
-            plain = list(pool.map(lambda unit: _object(compiler, unit, place, end), toolchain.plain_units(isas)))
+            plain = list(
+                pool.map(lambda unit: _object(compiler, unit, place, end), toolchain.plain_units(isas))
+            )
         for _, error in plain:
             if error:
                 raise BuildError(f"the compiler failed: {error}")
@@ -128,23 +134,29 @@ def _compile(target: Path, compiler: Compiler, units: tuple[Unit, ...], end: flo
 
 
 def _keep(
-    target: Path, library: Path, isas: tuple[str, ...], dropped: tuple[str, ...], compiler: Compiler, seconds: float
+    target: Path,
+    library: Path,
+    isas: tuple[str, ...],
+    dropped: tuple[str, ...],
+    compiler: Compiler,
+    seconds: float,
 ) -> Built:
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     final = target / f"libintaglio-{digest[:16]}.so"
     os.replace(library, final)
+    name, took = compiler.version.splitlines()[0], round(seconds, 2)
     about = {
         "library": final.name,
         "sha256": digest,
         "isas": isas,
         "dropped": dropped,
-        "compiler": compiler.version.splitlines()[0],
-        "seconds": round(seconds, 2),
+        "compiler": name,
+        "seconds": took,
     }
     draft = library.parent / "about.json"
     draft.write_text(json.dumps(about, indent=1), encoding="utf-8")
     os.replace(draft, target / "about.json")
-    return Built(final, isas, dropped, about["compiler"], about["seconds"], True)
+    return Built(final, isas, dropped, name, took, True)
 
 
 def _object(compiler: Compiler, unit: Unit, place: Path, end: float) -> tuple[Path, str]:

@@ -63,7 +63,11 @@ class NativeDecoder:
         if first > 0:
             step.tokens = None
         if logits is not None and logits.shape[0]:
-            step.logit_rows, step.logits, step.logit_count = _address(flat.logits), logits.data_ptr(), logits.shape[0]
+            step.logit_rows, step.logits, step.logit_count = (
+                _address(flat.logits),
+                logits.data_ptr(),
+                logits.shape[0],
+            )
         if store is None:
             step.kv.block_tokens, step.kv.format = _ENDLESS, FORMAT_OF[self._kv_dtype]
         else:

@@ -46,7 +46,9 @@ class Context:
         self._calls = library.calls
         self._handle = c_void_p(self._calls.ig_open(isa.encode(), threads, spin_us))
         if not self._handle:
-            raise WorkerError(f"instruction set '{isa}' cannot be used here; usable: {', '.join(library.isas())}")
+            raise WorkerError(
+                f"instruction set '{isa}' cannot be used here; usable: {', '.join(library.isas())}"
+            )
 
     def close(self) -> None:
         """Stop the threads and free the workspace. Idempotent."""
@@ -102,7 +104,9 @@ class Context:
         return list(best), values
 
 
-def pack_linear(library: Library, packed: torch.Tensor, parts: Sequence[torch.Tensor], panels: Sequence[range]) -> None:
+def pack_linear(
+    library: Library, packed: torch.Tensor, parts: Sequence[torch.Tensor], panels: Sequence[range]
+) -> None:
     """Pack dense [n, k] parts into `packed`, each into the panels that its range names."""
     for part, where in zip(parts, panels, strict=True):
         n, k = part.shape

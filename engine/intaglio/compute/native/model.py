@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 
 from intaglio.compute.layers import LayerWeights, Linear
-from intaglio.compute.native import structs
 from intaglio.compute.native.library import FORMAT_OF, Library, pack_linear, packed_bytes
 from intaglio.compute.native.structs import IgLayer, IgLinear, IgModel
 from intaglio.compute.spec import ModelSpec
@@ -97,7 +96,9 @@ class NativeModel:
         parts = [linear.weight[:half], linear.weight[half:]]
         return self._packed(linear, n, k, parts, [range(0, n, 2), range(1, n, 2)])
 
-    def _packed(self, linear: Linear, n: int, k: int, parts: list[torch.Tensor], panels: list[range]) -> IgLinear:
+    def _packed(
+        self, linear: Linear, n: int, k: int, parts: list[torch.Tensor], panels: list[range]
+    ) -> IgLinear:
         width = n // len(parts)
         nbytes = len(parts) * packed_bytes(self._library, width, k, self._format)
         packed = self._arena.take(nbytes)

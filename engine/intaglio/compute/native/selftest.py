@@ -41,9 +41,7 @@ def _linear(
     x = torch.randn(_TOKENS, 131, generator=draw).to(dtype).float()
     struct, keep = linear_struct(library, weight)
     whole = context.linear(struct, x)
-    parts = [
-        torch.cat([context.linear(struct, x[s : s + n]) for s in range(0, _TOKENS, n)]) for n in _SPLITS
-    ]
+    parts = [torch.cat([context.linear(struct, x[s : s + n]) for s in range(0, _TOKENS, n)]) for n in _SPLITS]
     del keep
     name = f"linear {dtype}"
     return [
@@ -63,7 +61,10 @@ def _attention(context: Context, dtype: torch.dtype, draw: torch.Generator) -> l
     keys, values = (kv[:, i].double().transpose(0, 1).repeat_interleave(3, 0) for i in (0, 1))
     exact = F.scaled_dot_product_attention(q.double().transpose(0, 1), keys, values, is_causal=True)
     return [
-        (f"attention {dtype} value", _near(whole, exact.transpose(0, 1), 18 if dtype == torch.float32 else 6)),
+        (
+            f"attention {dtype} value",
+            _near(whole, exact.transpose(0, 1), 18 if dtype == torch.float32 else 6),
+        ),
         (f"attention {dtype} chunks", all(torch.equal(part, whole) for part in parts)),
     ]
 

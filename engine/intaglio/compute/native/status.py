@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from intaglio.compute.native import build
 from intaglio.compute.native.library import Library
@@ -47,11 +47,13 @@ def status(isa: str | None = None) -> Status:
     except (build.BuildError, OSError, AttributeError) as error:
         return Status(TORCH, str(error))
     usable = library.isas()
-    about = {"usable": usable, "dropped": built.dropped, "compiler": built.compiler, "build_seconds": built.seconds}
+    known = Status(TORCH, "", "", usable, built.dropped, built.compiler, built.seconds)
     chosen = wanted or usable[0]
     if chosen not in usable:
-        return Status(TORCH, f"instruction set '{chosen}' cannot be used; usable: {', '.join(usable)}", **about)
+        return replace(
+            known, reason=f"instruction set '{chosen}' cannot be used; usable: {', '.join(usable)}"
+        )
     failed = failures(library, chosen)
     if failed:
-        return Status(TORCH, f"the self-test of {chosen} failed: {', '.join(failed)}", **about)
-    return Status(f"native-{chosen}", "", isa=chosen, library=library, **about)
+        return replace(known, reason=f"the self-test of {chosen} failed: {', '.join(failed)}")
+    return replace(known, path=f"native-{chosen}", isa=chosen, library=library)
