@@ -40,10 +40,27 @@ int64_t query_tokens(int64_t heads, int64_t kv_heads) {
 }
 
 int64_t attention_scratch_bytes(int64_t heads, int64_t kv_heads, int64_t head_dim) {
-    const int64_t rows = round_up(query_tokens(heads, kv_heads) * (heads / kv_heads), 16);
+    int64_t rows = query_tokens(heads, kv_heads) * (heads / kv_heads);
+    rows = round_up(rows > heads ? rows : heads, 16);
     const int64_t wide = round_up(head_dim, PANEL);
     const int64_t per_row = 4 * (2 + 16 + wide + 2 * PANEL + act_stride(head_dim) + KEY_TILE);
     return rows * per_row + KEY_TILE * (act_stride(head_dim) + wide) * 4 + 16 * 64;
+}
+
+// A row of few tokens is one task, which walks its keys and values in the order they lie in memory, if there are
+// rows enough for every thread; else each kv head is one.
+std::vector<AttentionTask> attention_tasks(const IgRow* rows, int64_t count, int64_t heads, int64_t kv_heads,
+                                           int64_t threads) {
+    std::vector<AttentionTask> tasks;
+    const int64_t most = query_tokens(heads, kv_heads);
+    for (int64_t r = 0; r < count; r++) {
+        const IgRow& row = rows[r];
+        const bool whole = row.count == 1 && (threads == 1 || count >= 2 * threads);
+        for (int64_t h = 0; h < kv_heads; h += whole ? kv_heads : 1)
+            for (int64_t at = 0; at < row.count; at += most)
+                tasks.push_back({&row, at, row.count - at < most ? row.count - at : most, h, whole ? kv_heads : 1});
+    }
+    return tasks;
 }
 
 }  // namespace ig
@@ -72,7 +89,7 @@ struct Conversion {
 
 struct OneAttention {
     IgContext* context;
-    const IgAttention* what;
+    std::vector<AttentionTask> tasks;
     AttentionJob job;
 };
 
@@ -88,12 +105,9 @@ void run_conversion(const void* what, int64_t row, int64_t) {
 
 void run_attention(const void* what, int64_t chunk, int64_t thread) {
     const auto& one = *(const OneAttention*)what;
-    const IgRow& row = one.what->rows[chunk / one.job.kv_heads];
-    const int64_t most = query_tokens(one.job.heads, one.job.kv_heads);
-    for (int64_t at = 0; at < row.count; at += most)
-        one.context->table.attention(one.job, row, chunk % one.job.kv_heads, at,
-                                     row.count - at < most ? row.count - at : most,
-                                     one.context->scratch[size_t(thread)].need(0));
+    const AttentionTask& task = one.tasks[size_t(chunk)];
+    one.context->table.attention(one.job, *task.row, task.head, task.heads, task.first, task.count,
+                                 one.context->scratch[size_t(thread)].need(0));
 }
 
 template <class Body>
@@ -178,8 +192,9 @@ int64_t ig_attention(IgContext* context, const IgAttention* a) {
         const int64_t width = a->heads * a->head_dim;
         AttentionJob job = {a->q, width, a->out, width, a->lse, a->tables, kv, a->heads, a->kv_heads, a->head_dim,
                             a->window, a->rounded != 0, false};
-        OneAttention one = {context, a, job};
-        context->phases = {{run_attention, &one, a->row_count * a->kv_heads}};
+        OneAttention one = {context, attention_tasks(a->rows, a->row_count, a->heads, a->kv_heads, context->pool.threads()),
+                            job};
+        context->phases = {{run_attention, &one, int64_t(one.tasks.size())}};
         context->pool.run(context->phases);
     });
 }

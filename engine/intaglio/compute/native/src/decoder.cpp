@@ -11,11 +11,6 @@ namespace {
 // With at most this many rows every thread normalises them for itself: cheaper than one more phase.
 constexpr int64_t PRIVATE_ROWS = 4;
 
-struct Task {
-    const IgRow* row;
-    int64_t first, count, kv_head;
-};
-
 struct LinearPhase {
     IgContext* context;
     LinearJob job;
@@ -31,7 +26,7 @@ struct NormPhase {
 
 struct AttentionPhase {
     IgContext* context;
-    const std::vector<Task>* tasks;
+    const std::vector<AttentionTask>* tasks;
     RopeJob rope;
     AttentionJob job;
     bool rotates;
@@ -70,11 +65,11 @@ int64_t slot_of(const AttentionJob& job, const IgRow& row, int64_t position) {
     return int64_t(job.tables[row.table + position / size]) * size + position % size + row.slot_offset;
 }
 
-void rotate_task(const AttentionPhase& phase, const Task& task) {
+void rotate_task(const AttentionPhase& phase, const AttentionTask& task) {
     for (int64_t i = task.first; i < task.first + task.count; i++)
         phase.context->table.rope(phase.rope, phase.job.kv, task.row->start + i,
-                                  slot_of(phase.job, *task.row, task.row->context + i), task.kv_head,
-                                  task.kv_head + 1);
+                                  slot_of(phase.job, *task.row, task.row->context + i), task.head,
+                                  task.head + task.heads);
 }
 
 void run_rope(const void* what, int64_t chunk, int64_t) {
@@ -84,9 +79,9 @@ void run_rope(const void* what, int64_t chunk, int64_t) {
 
 void run_attention(const void* what, int64_t chunk, int64_t thread) {
     const auto& phase = *(const AttentionPhase*)what;
-    const Task& task = (*phase.tasks)[size_t(chunk)];
+    const AttentionTask& task = (*phase.tasks)[size_t(chunk)];
     if (phase.rotates) rotate_task(phase, task);
-    phase.context->table.attention(phase.job, *task.row, task.kv_head, task.first, task.count,
+    phase.context->table.attention(phase.job, *task.row, task.head, task.heads, task.first, task.count,
                                    phase.context->scratch[size_t(thread)].need(0));
 }
 
@@ -150,14 +145,9 @@ class Step {
     }
 
     void make_tasks() {
-        const int64_t most = query_tokens(model_.heads, model_.kv_heads);
-        for (int64_t r = 0; r < step_.row_count; r++) {
-            const IgRow& row = step_.rows[r];
-            if (row.count > most) apart_ = true;
-            for (int64_t h = 0; h < model_.kv_heads; h++)
-                for (int64_t at = 0; at < row.count; at += most)
-                    tasks_.push_back({&row, at, row.count - at < most ? row.count - at : most, h});
-        }
+        tasks_ = attention_tasks(step_.rows, step_.row_count, model_.heads, model_.kv_heads, context_.pool.threads());
+        for (const AttentionTask& task : tasks_)
+            if (task.count < task.row->count) apart_ = true;
     }
 
     void add_layer(int64_t index) {
@@ -232,7 +222,7 @@ class Step {
     float* qkv_ = nullptr;
     KvView kv_{};
     EmbedPhase embed_{};
-    std::vector<Task> tasks_;
+    std::vector<AttentionTask> tasks_;
     std::vector<LinearPhase> linears_;
     std::vector<NormPhase> norms_;
     std::vector<AttentionPhase> attentions_;

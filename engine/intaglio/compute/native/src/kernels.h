@@ -1,6 +1,7 @@
 // What one instruction set offers: a table of functions, each compiled for it in its own translation unit.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "abi.h"
 
@@ -67,7 +68,9 @@ struct KernelTable {
     void (*norm)(const NormJob&, int64_t row);
     void (*convert)(const float* x, void* y, int64_t width, bool acts_bf16);
     void (*rope)(const RopeJob&, const KvView&, int64_t token, int64_t slot, int64_t first_kv_head, int64_t last_kv_head);
-    void (*attention)(const AttentionJob&, const IgRow&, int64_t kv_head, int64_t first, int64_t count, uint8_t* scratch);
+    // kv heads [head, head + heads) of a row's tokens [first, first + count)
+    void (*attention)(const AttentionJob&, const IgRow&, int64_t head, int64_t heads, int64_t first, int64_t count,
+                      uint8_t* scratch);
     void (*swiglu)(const float* gate, const float* up, float* y, int64_t count);
     void (*top)(const float* logits, int64_t count, int64_t* best, float* values);
 };
@@ -78,6 +81,14 @@ int64_t linear_scratch_bytes();
 int64_t attention_scratch_bytes(int64_t heads, int64_t kv_heads, int64_t head_dim);
 // Tokens of one attention task.
 int64_t query_tokens(int64_t heads, int64_t kv_heads);
+
+// Part of a row's attention; tasks share nothing but what was stored before.
+struct AttentionTask {
+    const IgRow* row;
+    int64_t first, count, head, heads;
+};
+std::vector<AttentionTask> attention_tasks(const IgRow* rows, int64_t count, int64_t heads, int64_t kv_heads,
+                                           int64_t threads);
 
 // Weights of token ids as fp32 rows; used by embeddings that are tied to the head.
 void unpack_row(const IgLinear& linear, int64_t id, float* out);
