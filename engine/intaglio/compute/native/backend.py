@@ -20,6 +20,8 @@ from intaglio.state.kv_store import KVStore
 # Layers that the proof at start-up runs: they hold every kind of operation in the model's own shapes.
 _PROOF_LAYERS = 2
 _PROOF_TOKENS = 40
+# MAX_HEAD_BYTES of src/tile.h in fp32.
+MAX_HEAD_DIM = 512
 
 
 class NativeBackend:
@@ -46,6 +48,8 @@ def load(
     folder: Path, spec: ModelSpec, dtype: torch.dtype, kv_dtype: torch.dtype, threads: int
 ) -> tuple[NativeBackend | None, str]:
     """A proven backend, or None and the reason. Raises ModelError for a damaged model."""
+    if spec.head_dim > MAX_HEAD_DIM:
+        return None, f"heads of {spec.head_dim} dimensions; the native kernels hold at most {MAX_HEAD_DIM}"
     state = native_status.status()
     if state.library is None:
         return None, state.reason

@@ -34,25 +34,29 @@ int64_t spins_for(int64_t us) {
 
 Pool::Pool(int64_t threads, int64_t spin_us)
     : threads_(threads < 1 ? 1 : threads), spins_(spins_for(spin_us)), process_(int64_t(getpid())) {
-    for (int64_t i = 1; i < threads_; i++) workers_.emplace_back([this, i] { work(i); });
+    for (int64_t i = 1; i < threads_; i++) sleep_->workers.emplace_back([this, i] { work(i); });
 }
 
 Pool::~Pool() {
     if (int64_t(getpid()) != process_) {
-        // A child after fork has no such threads to join.
-        for (auto& worker : workers_) worker.detach();
+        (void)sleep_.release();
         return;
     }
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        std::lock_guard<std::mutex> lock(sleep_->mutex);
         stop_ = true;
-        start_.notify_all();
+        sleep_->start.notify_all();
     }
-    for (auto& worker : workers_) worker.join();
+    for (auto& worker : sleep_->workers) worker.join();
 }
 
 void Pool::run(const std::vector<Phase>& phases) {
-    std::lock_guard<std::mutex> one(caller_);
+    if (threads_ == 1 || int64_t(getpid()) != process_) {
+        for (const Phase& phase : phases)
+            for (int64_t chunk = 0; chunk < phase.chunks; chunk++) phase.run(phase.job, chunk, 0);
+        return;
+    }
+    std::lock_guard<std::mutex> one(sleep_->caller);
     reserve(phases.size());
     for (size_t p = 0; p < phases.size(); p++) {
         left_[p].value.store(phases[p].chunks, std::memory_order_relaxed);
@@ -61,11 +65,9 @@ void Pool::run(const std::vector<Phase>& phases) {
                                                                 std::memory_order_relaxed);
     }
     phases_ = &phases;
-    if (threads_ > 1) {
-        open_ = true;
-        program_++;
-        wake(idle_, start_);
-    }
+    open_ = true;
+    program_++;
+    wake(idle_, sleep_->start);
     walk(0);
     open_ = false;
     // A worker that came in sees every phase finished and leaves; one that did not come finds the door closed.
@@ -88,8 +90,8 @@ void Pool::work(int64_t thread) {
         for (int64_t i = 0; i < spins_ && program_ == seen && !stop_; i++) relax();
         if (program_ == seen) {
             idle_++;
-            std::unique_lock<std::mutex> lock(mutex_);
-            start_.wait(lock, [&] { return program_ != seen || stop_; });
+            std::unique_lock<std::mutex> lock(sleep_->mutex);
+            sleep_->start.wait(lock, [&] { return program_ != seen || stop_; });
             lock.unlock();
             idle_--;
         }
@@ -119,7 +121,7 @@ void Pool::take(size_t phase, int64_t thread) {
             const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
             if (chunk >= end) break;
             work.run(work.job, chunk, thread);
-            if (left_[phase].value.fetch_sub(1) == 1) wake(waiting_, progress_);
+            if (left_[phase].value.fetch_sub(1) == 1) wake(waiting_, sleep_->progress);
         }
     }
 }
@@ -130,8 +132,8 @@ void Pool::await(size_t phase) {
     if (left.load(std::memory_order_acquire) == 0) return;
     waiting_++;
     {
-        std::unique_lock<std::mutex> lock(mutex_);
-        progress_.wait(lock, [&] { return left == 0; });
+        std::unique_lock<std::mutex> lock(sleep_->mutex);
+        sleep_->progress.wait(lock, [&] { return left == 0; });
     }
     waiting_--;
 }
@@ -140,7 +142,7 @@ void Pool::await(size_t phase) {
 // the two sees the other.
 void Pool::wake(std::atomic<int64_t>& sleepers, std::condition_variable& condition) {
     if (sleepers == 0) return;
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(sleep_->mutex);
     condition.notify_all();
 }
 

@@ -27,8 +27,8 @@ class Pool {
     Pool& operator=(const Pool&) = delete;
 
     int64_t threads() const { return threads_; }
-    // Run the phases in order; the caller is thread 0. One caller at a time, others wait. Work that has been
-    // started is always finished, also by a caller alone (for instance in a child after fork).
+    // Run the phases in order; the caller is thread 0. One caller at a time, others wait. In a child after fork,
+    // which has the memory but none of the threads, the caller runs everything itself.
     void run(const std::vector<Phase>& phases);
 
   private:
@@ -44,10 +44,15 @@ class Pool {
     void reserve(size_t phases);
     void wake(std::atomic<int64_t>& sleepers, std::condition_variable& condition);
 
+    // What must not be destroyed in a child: a fork keeps locks and waiters as they stood, without their owners.
+    struct Sleepers {
+        std::vector<std::thread> workers;
+        std::mutex caller, mutex;
+        std::condition_variable start, progress;
+    };
+
     const int64_t threads_, spins_, process_;
-    std::vector<std::thread> workers_;
-    std::mutex caller_, mutex_;
-    std::condition_variable start_, progress_;
+    std::unique_ptr<Sleepers> sleep_ = std::make_unique<Sleepers>();
     const std::vector<Phase>* phases_ = nullptr;
     std::unique_ptr<Cell[]> next_, left_;
     size_t capacity_ = 0;
