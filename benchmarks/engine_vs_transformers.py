@@ -194,6 +194,7 @@ def _transformers(task: dict[str, Any]) -> Any:
         with torch.inference_mode():
             ids = model.generate(
                 prompt,
+                attention_mask=torch.ones_like(prompt),  # else ids equal to the padding's would be hidden
                 max_new_tokens=new_tokens,
                 do_sample=False,
                 use_cache=task["cache"],

@@ -220,6 +220,13 @@ def test_the_three_questions_are_answered(good: Judged) -> None:
     assert back["reversal"] and back["expires_utc"]
 
 
+def test_costs_without_intervals_are_not_called_absent(build_study: Callable[..., Path]) -> None:
+    study = load_study(build_study(blocks=2, **SMALL))
+    cost = decide(study.plan, compare(study))["answers"]["cost_went"]
+    assert [(c["stage"], c["resource"]) for c in cost["cells"]] == [("state", "memory")]  # an exact count
+    assert "could not be told from noise: too few blocks" in cost["text"]
+
+
 def test_a_decision_is_plain_data_and_the_same_every_time(good: Judged) -> None:
     assert canonical.dumps(decide(*good, FULL)) == canonical.dumps(decide(*good, FULL))
 
@@ -234,6 +241,13 @@ def test_a_decision_is_plain_data_and_the_same_every_time(good: Judged) -> None:
         ({"blocks": 1}, "1 evidence invalid", "HOLD"),
         ({"wrong_requests": 1}, "2 hard limit", "ROLLBACK"),
         ({"equivalence_differs": True}, "2 hard limit", "ROLLBACK"),
+        ({"blocks": 1, "crashed": ((0, "candidate"),)}, "2 hard limit", "ROLLBACK"),
+        ({"blocks": 1, "crashed": ((0, "baseline"),)}, "5 blocks left", "CONTINUE"),
+        (
+            {"blocks": 1, "crashed": ((0, "candidate"),), "crash_reason": "CUDA out of memory"},
+            "2 hard limit",
+            "ROLLBACK",
+        ),
         ({"prefill_ratio": 1.5}, "3 harm", "ROLLBACK"),
         ({"decode_ratio": 1.0}, "6 hold", "HOLD"),
         ({"missing": ((5, "again"),)}, "5 blocks left", "CONTINUE"),

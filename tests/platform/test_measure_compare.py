@@ -118,6 +118,16 @@ def test_the_true_effect_is_found_and_attributed(comparison: dict[str, Any]) -> 
     assert summed == pytest.approx(stages["total_ms"])
 
 
+def test_only_registered_intervals_can_claim(comparison: dict[str, Any]) -> None:
+    judged = {key for key, e in comparison["metrics"].items() if e["judged"] == "interval"}
+    assert judged == {"tpot_ms", "ttft_ms", "throughput_tok_s", "startup_ms"}
+    claimed = {key for key, e in comparison["metrics"].items() if e["verdict"] in ("gain", "loss")}
+    assert claimed == {"tpot_ms", "throughput_tok_s"}
+    smallest = min(comparison["metrics"][key]["effects"]["candidate"]["p_value"] for key in judged)
+    assert min(comparison["metrics"][key]["p_holm"] for key in judged) == pytest.approx(4 * smallest)
+    assert comparison["metrics"]["e2e_ms"]["p_holm"] is None  # as large an effect, but nobody registered it
+
+
 def test_lost_attempts_are_kept_and_never_counted(comparison: dict[str, Any]) -> None:
     assert comparison["lost_attempts"] == [{"run": "02-candidate-1", "kind": "run_lost", "reason": "killed"}]
     counted = [run["run"] for run in comparison["runs"]]

@@ -110,7 +110,7 @@ class FakeTarget:
         return self._done.pop(request_id)
 
     def abort(self, request_id: str) -> None:
-        request, ids = self._live.pop(request_id)
+        _, ids = self._live.pop(request_id)
         now = time.perf_counter_ns()
         self._done[request_id] = _output(request_id, ids, "abort", now)
         self._ending.append(Token(request_id, len(ids), None, now, finish_reason="abort"))

@@ -96,6 +96,8 @@ class StudyModel:
     nan_arm: str = ""  # this arm reports no token times
     missing: tuple[tuple[int, str], ...] = ()  # (block, arm) never run
     killed: tuple[tuple[int, str], ...] = ()  # first attempt lost (unsealed folder), second sealed
+    crashed: tuple[tuple[int, str], ...] = ()  # (block, arm) that failed in every attempt
+    crash_reason: str = "its process died"
     extra_effective: dict[str, Any] = field(default_factory=dict)  # undeclared effective change of candidate
     environment_change: dict[str, Any] = field(default_factory=dict)  # candidate's environment id fields
     equivalence: bool = True
@@ -262,6 +264,12 @@ def _write_run(folder: Path, model: StudyModel, plan_sha: str, journal: Journal,
     run = folder / "runs" / key.name
     run.mkdir()
     journal.append("run_started", run=key.name)
+    if (key.block, key.arm) in model.crashed:
+        (run / "log.txt").write_text("failed\n", encoding="utf-8")
+        journal.append("run_failed", run=key.name, reason=model.crash_reason, details=[])
+        if key.attempt < 3:
+            _write_run(folder, model, plan_sha, journal, RunKey(key.block, key.arm, key.attempt + 1))
+        return
     if key.attempt == 1 and (key.block, key.arm) in model.killed:
         (run / "log.txt").write_text("killed\n", encoding="utf-8")
         journal.append("run_lost", run=key.name, reason="killed")

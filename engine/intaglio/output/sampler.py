@@ -57,7 +57,10 @@ def choose_token(row: torch.Tensor, spec: SampleSpec) -> Choice:
 
 
 def kept_tokens(row: torch.Tensor, spec: SampleSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens that temperature, top-k, top-p and min-p leave, best first, and their probabilities (fp64)."""
+    """Tokens that temperature, top-k, top-p and min-p leave, and their probabilities (fp64), not renormalised.
+
+    Best first, lower ids first among equals; in order of ids where nothing is filtered.
+    """
     scaled = row.double() / spec.temperature
     if spec.top_k > 0:
         ids = _top_ids(scaled, min(spec.top_k, row.shape[0]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.commands import console, plugins
-from counterproof.errors import EXIT_AGAINST, EXIT_INVALID, EXIT_OK, EXIT_SETUP
+from counterproof.errors import EXIT_AGAINST, EXIT_INVALID, EXIT_OK
 from counterproof.measure.compare import primary_key
 from counterproof.record import views
 from counterproof.record.store import Store, StudyPaths
@@ -20,7 +20,8 @@ REPLAY_BLOCKS = 1
 
 @dataclass(frozen=True)
 class PacketOutcome:
-    """What `--packet` did: the packet's file (None if it could not be built) and the first bad exit code."""
+    """What `--packet` did: the packet's file (None if it could not be built), the exit code of the step that
+    failed (0 if none did), and a remark. A replay whose own controls fail with so few blocks is no failure."""
 
     path: Path | None
     code: int
@@ -45,6 +46,10 @@ def make_packet(paths: StudyPaths) -> PacketOutcome:
     for done, arguments in steps:
         console.note(f"packet {arguments[1]} ...")
         code = plugins.call(arguments)
+        if code == EXIT_INVALID and done == "replayed":
+            return PacketOutcome(
+                packet, EXIT_OK, "built and verified; the replay's own controls did not hold"
+            )
         if code != EXIT_OK:
             return PacketOutcome(packet if packet.is_file() else None, code, f"not {done} (exit code {code})")
     return PacketOutcome(packet, EXIT_OK, f"built, verified, and replayed with {REPLAY_BLOCKS} block")
@@ -56,9 +61,7 @@ def exit_code(found: Judgement, *, gate: bool, packet: PacketOutcome | None = No
         return EXIT_INVALID
     if gate and found.decision["decision"] != "PROMOTE":
         return EXIT_AGAINST if found.decision["decision"] == "ROLLBACK" else EXIT_INVALID
-    if packet is not None and packet.path is None:
-        return packet.code or EXIT_SETUP
-    return EXIT_OK
+    return EXIT_OK if packet is None else packet.code
 
 
 def summary(paths: StudyPaths, found: Judgement, packet: PacketOutcome | None) -> str:
@@ -95,11 +98,13 @@ def _effect(
         return [("noise floor", noise)]
     base, other = (_mean(entry["arms"][arm]["per_block"]) for arm in ("baseline", "candidate"))
     unit = entry["unit"]
-    interval = f"{console.percent(effect['ci_low'])} to {console.percent(effect['ci_high'])}"
-    text = (
-        f"{name}: {console.number(base, unit)} -> {console.number(other, unit)}, "
-        f"{console.percent(effect['ratio'])} (95 % interval {interval})"
-    )
+    interval = "no interval"
+    if effect["ci_low"] is not None:
+        interval = (
+            f"95 % interval {console.percent(effect['ci_low'])} to {console.percent(effect['ci_high'])}"
+        )
+    change = f"{console.percent(effect['ratio'])} ({interval})"
+    text = f"{name}: {console.number(base, unit)} -> {console.number(other, unit)}, {change}"
     verdict = decision["primary"]["verdict"]
     reason = decision["primary"]["reason"]
     return [

@@ -7,7 +7,7 @@ import importlib.metadata
 from typing import Any
 
 from counterproof.commands import console
-from counterproof.errors import EXIT_SETUP
+from counterproof.errors import EXIT_SETUP, CounterproofError
 
 GROUP = "counterproof.commands"
 
@@ -33,5 +33,9 @@ def call(arguments: list[str]) -> int:
         return EXIT_SETUP
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else EXIT_SETUP
-    code: int = args.func(args)
+    try:
+        code: int = args.func(args)
+    except CounterproofError as error:
+        console.show_error(error)
+        return error.exit_code
     return code

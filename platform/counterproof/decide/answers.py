@@ -18,6 +18,8 @@ NEVER_TESTED = (
 # In which order prices are named, and below which share of the whole time a stage's is only mentioned.
 _WEIGHT = ("memory", "quality", "startup", "time_p50", "time_p99", "bytes_moved")
 SMALL = 0.01
+# Counted, not sampled: any growth is a cost, with or without an interval.
+_EXACT = (("state", "memory"), ("compute", "memory"))
 
 
 def answer_all(
@@ -105,13 +107,18 @@ def _cost_words(
 ) -> str:
     if not measured:
         return "Nothing was measured."
+    judged = any(c["difference"]["ci_low"] is not None for c in measured)
     if not worse:
+        if not judged:
+            return "Too few blocks for intervals: a cost could not be told from noise."
         return "No cost was found in what was measured; that is not proof that there is none."
     small = [c for c in worse if _negligible(comparison, c)]
     text = "; ".join(_price(c) for c in worse if c not in small)
     if small:
         names = ", ".join(cell_words(c["stage"], c["resource"]) for c in small)
         text += f"{'; ' if text else ''}below {100 * SMALL:g} % of the end-to-end time: {names}"
+    if not judged:
+        text += "; the rest could not be told from noise: too few blocks for intervals"
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -129,6 +136,8 @@ def _negligible(comparison: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
 def _worse(cell: Mapping[str, Any]) -> bool:
     if cell["resource"] == "quality":
         return bool(cell["candidate"] < cell["baseline"])
+    if (cell["stage"], cell["resource"]) in _EXACT:
+        return bool(cell["candidate"] > cell["baseline"])
     low = cell["difference"]["ci_low"]
     return low is not None and low > 0
 

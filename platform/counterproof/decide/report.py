@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from counterproof.decide import pictures, words
 from counterproof.decide.headline import headline
+from counterproof.measure.compare import primary_key
 from counterproof.measure.cost import RESOURCES, STAGES
 from counterproof.measure.load import StudyData, load_study
 from counterproof.measure.metrics import METRICS
@@ -61,6 +62,7 @@ def render(study: StudyData, comparison: Mapping[str, Any], decision: Mapping[st
         "environment": _environment(study),
         "factor": _factor(study.plan),
         "memory_price": _memory_price(comparison),
+        "outlying": _outlying(study.plan, comparison),
     }
     return _template("report.html.j2", escape=True).render(data), _template(
         "report.md.j2", escape=False
@@ -159,6 +161,13 @@ def _factor(plan: Mapping[str, Any]) -> str:
     if not factor:
         return "no candidate: equal arms"
     return f"{factor['path']}: {_plain(factor['baseline'])} to {_plain(factor['candidate'])}"
+
+
+def _outlying(plan: Mapping[str, Any], comparison: Mapping[str, Any]) -> list[str]:
+    """Blocks whose primary value is an outlier of its arm, e.g. "slowed in block 3"."""
+    entry = comparison["metrics"].get(primary_key(dict(plan)), {})
+    blocks = comparison["blocks"]
+    return [f"{arm} in block {blocks[i]}" for arm, v in entry.get("arms", {}).items() for i in v["outliers"]]
 
 
 def _memory_price(comparison: Mapping[str, Any]) -> str:

@@ -89,7 +89,11 @@ def _metrics(study: StudyData) -> dict[str, Any]:
     wanted += [pair for pair in registered if pair[0] in METRICS and pair not in wanted]
     family = Family.of(plan)
     entries = {metric_key(plan, name, s): metric_entry(study, name, s, family) for name, s in wanted}
-    family.adjust(entries, {metric_key(plan, *pair) for pair in registered})
+    exact = [
+        (str(g["metric"]), str(g["statistic"])) for g in plan.get("guardrails", []) if g["kind"] == "exact"
+    ]
+    keys = {metric_key(plan, *pair) for pair in exact}
+    family.adjust(entries, {metric_key(plan, *pair) for pair in registered} - keys, keys)
     return entries
 
 
@@ -129,7 +133,7 @@ def _runs(study: StudyData) -> list[dict[str, Any]]:
 
 
 def _lost(study: StudyData) -> list[dict[str, Any]]:
-    kinds = ("run_lost", "run_failed")
+    kinds = ("run_lost", "run_failed", "run_refused")
     return [
         {"run": e.get("run"), "kind": e["kind"], "reason": e.get("reason")}
         for e in study.verified.journal

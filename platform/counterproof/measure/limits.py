@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from counterproof.measure.divergence import Divergence
@@ -9,7 +10,7 @@ from counterproof.measure.equivalence import Equivalence
 from counterproof.measure.load import StudyData
 from counterproof.record.store import RunKey
 
-OUT_OF_MEMORY = ("out_of_memory", "oom")
+OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|\boom\b|MemoryError|cannot allocate memory", re.IGNORECASE)
 CRASHES = 2
 
 
@@ -27,8 +28,8 @@ def hard_limits(
 
 def _out_of_memory(study: StudyData) -> dict[str, Any]:
     runs = [run for run in study.runs.values() if run.arm == "candidate"]
-    hits = [run.name for run in runs if any(e.get("kind") in OUT_OF_MEMORY for e in run.events)]
-    hits += [e["run"] for e in _failed(study) if "memory" in str(e.get("reason", "")).lower()]
+    hits = [run.name for run in runs if any(_says_so(event) for event in run.events)]
+    hits += [event["run"] for event in _failed(study) if _says_so(event)]
     broken = bool(hits) if runs or hits else None
     return {
         "limit": "out_of_memory",
@@ -37,8 +38,14 @@ def _out_of_memory(study: StudyData) -> dict[str, Any]:
     }
 
 
+def _says_so(event: dict[str, Any]) -> bool:
+    texts = (event.get(name) for name in ("kind", "message", "reason", "detail"))
+    details = event.get("details") or []
+    return any(OUT_OF_MEMORY.search(str(text)) for text in (*texts, *details) if text)
+
+
 def _crash_loop(study: StudyData) -> dict[str, Any]:
-    """The candidate failed twice or more in one place where it was never sealed, or in two places."""
+    """The candidate failed at least twice in timed places where it was never sealed."""
     failed = [RunKey.parse(e["run"]) for e in _failed(study)]
     sealed = {(run.block, run.arm) for run in study.runs.values()}
     lost = [key for key in failed if (key.block, key.arm) not in sealed and key.block is not None]

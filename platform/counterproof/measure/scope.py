@@ -25,7 +25,7 @@ def scope_of(study: StudyData) -> dict[str, Any]:
         "dtype": effective.get("dtype"),
         "device": effective.get("device"),
         "numerics": effective.get("numerics.mode"),
-        "hardware": {name: ids[name] for name in HARDWARE if name in ids},
+        "hardware": {name: ids[name] for name in ids if name in HARDWARE or _names_gpu(name)},
         "prompt_tokens": _span(requests["prompt_tokens"]),
         "output_tokens": _span(requests["output_tokens"]),
         "concurrency": workload.get("concurrency"),
@@ -33,6 +33,10 @@ def scope_of(study: StudyData) -> dict[str, Any]:
         "blocks": len(runs),
         "requests_per_run": workload.get("requests"),
     }
+
+
+def _names_gpu(field: str) -> bool:
+    return field.startswith("gpu.") and field.endswith("name")
 
 
 def _span(column: pd.Series[Any]) -> list[int] | None:

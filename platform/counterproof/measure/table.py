@@ -37,16 +37,16 @@ class Family:
         sampled.add((primary["metric"], primary["statistic"]))
         return Family(len(sampled), float(plan.get("aa_band", 0.05)), int(plan.get("seed", 0)))
 
-    def adjust(self, entries: dict[str, Any], registered: set[str]) -> None:
-        """Holm over the registered metrics, then every entry's verdict. Others are descriptive, never a claim."""
-        p_values = {
-            key: (entries[key]["effects"].get("candidate") or {}).get("p_value")
-            for key in registered
-            if key in entries
-        }
-        adjusted = holm(p_values, self.size)
+    def adjust(self, entries: dict[str, Any], judged: set[str], exact: set[str]) -> None:
+        """Holm over the keys that are `judged` by interval, then every entry's verdict.
+
+        A metric under an `exact` guardrail is judged there; others are descriptive. Neither is ever a claim.
+        """
+        effects = {key: entries[key]["effects"].get("candidate") or {} for key in judged if key in entries}
+        adjusted = holm({key: found.get("p_value") for key, found in effects.items()}, self.size)
         for key, entry in entries.items():
-            entry["preregistered"] = key in registered
+            entry["preregistered"] = key in judged or key in exact
+            entry["judged"] = "interval" if key in judged else "exact" if key in exact else "described"
             entry["p_holm"] = adjusted.get(key)
             entry["verdict"], entry["reason"] = _verdict(entry)
 
@@ -129,7 +129,9 @@ def _verdict(entry: dict[str, Any]) -> tuple[str, str]:
         return "not measured", found["reason"]
     if entry["better"] == "equal":
         return "no claim", "a difference of this metric is no gain"
-    if not entry["preregistered"]:
+    if entry["judged"] == "exact":
+        return "no claim", "judged by an exact count: see the guardrail"
+    if entry["judged"] == "described":
         return "no claim", "not preregistered: the interval describes"
     if entry["a_a"]["passed"] is not True:
         return "no claim", f"A/A: {entry['a_a']['detail']}"

@@ -143,7 +143,9 @@ class Store:
         """Folders of all studies, in name order."""
         if not self.studies.is_dir():
             return []
-        return sorted(path for path in self.studies.iterdir() if (path / "plan.json").is_file())
+        # A hidden folder is a registration that was cut off: it was never a study.
+        folders = (path for path in self.studies.iterdir() if not path.name.startswith("."))
+        return sorted(path for path in folders if (path / "plan.json").is_file())
 
     def create(self) -> Store:
         """Make the folders. Raises SetupError when the place cannot be written."""

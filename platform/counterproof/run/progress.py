@@ -95,7 +95,8 @@ class BarProgress:
             TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"),
             TextColumn("{task.fields[note]}"),
             console=Console(stderr=True),
-            transient=False,
+            # Drawing takes time from the measured process: twice a second is enough to read.
+            refresh_per_second=2,
         )
         self._study: TaskID = self._bars.add_task("study", total=left.total, unit="runs", note="")
         self._run: TaskID = self._bars.add_task("run", total=1, unit="requests", note="", visible=False)

@@ -76,10 +76,12 @@ class StudyRunner:
         return [place for place in self._places if place not in sealed]
 
     def run_missing(self, after_block: Callable[[int], bool] | None = None) -> None:
-        """Run everything that is missing. `after_block(block)` True ends the study early.
+        """Run everything that is missing. `after_block(block)` True ends the study early and for good.
 
         Raises what a run raises: RefusedError, SetupError, ExecutionError after the last attempt.
         """
+        if any(event["kind"] == "stopped_early" for event in self._journal.events()):
+            return
         for place in self.missing():
             self.run_place(place)
             if after_block is not None and place.block is not None and self._block_is_whole(place.block):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -164,3 +166,50 @@ def test_the_shipped_model_is_read(tiny_model):
         stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
     assert weights.parameters == stored
     assert len(weights.layers) == spec.layers
+
+
+LOADER = """
+import resource, sys, threading, torch
+from pathlib import Path
+from intaglio.compute.numerics import choose_layouts
+from intaglio.compute.spec import read_spec
+from intaglio.compute.weights import load_weights
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+spec, layouts = read_spec(folder), choose_layouts(dtype, torch.device("cpu"))
+before, peak, done = resident(), 0, threading.Event()
+
+def watch():
+    global peak
+    while not done.wait(0.002):
+        peak = max(peak, resident())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+weights = load_weights(folder, spec, dtype, torch.device("cpu"), layouts)
+done.set()
+watcher.join()
+print(weights.nbytes, max(peak, resident()) - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident set from /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loading_never_holds_the_weights_twice(checkpoint, dtype):
+    """A layer at a time: what is resident beyond the finished weights is about two layers and the file's pages
+    of one, whatever the model's size."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "head_dim": 64}
+    folder = checkpoint("llama", num_hidden_layers=12, **sizes)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, str(folder), dtype],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    held, grown = map(int, done.stdout.split())
+    assert held > 60e6 if dtype == "bfloat16" else held > 120e6
+    assert grown < 1.5 * held

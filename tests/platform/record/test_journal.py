@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,21 +97,16 @@ def test_reserved_fields_cannot_be_overwritten(journal: Journal) -> None:
         journal.append("event", hash="x")
 
 
-def _write(path: Path, name: str) -> None:
-    journal = Journal(path)
-    for number in range(20):
-        journal.append("event", writer=name, number=number)
-
-
 def test_two_writers_never_break_the_chain(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(path, name)) for name in "ab"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
+    code = (
+        "import pathlib, sys\n"
+        "from counterproof.record.journal import Journal\n"
+        "for number in range(20):\n"
+        "    Journal(pathlib.Path(sys.argv[1])).append('event', writer=sys.argv[2], number=number)\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), name]) for name in "ab"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
     events = read(path).events
     assert len(events) == 40
     for name in "ab":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from counterproof.record import code_identity
@@ -34,7 +36,7 @@ factor:
   candidate: true
   lossless: true
   bottleneck: none, this is a test
-  moves: {effective: [kv_cache.blocks, kv_cache.bytes_per_token], environment: [], model: []}
+  moves: {effective: [kv_cache.blocks, kv_cache.bytes_per_token, kv_cache.pool_bytes], environment: [], model: []}
 workload:
   builder: pydoc_questions
   requests: 3
@@ -72,6 +74,20 @@ class Notes:
 
     def waiting(self, what: str) -> None:
         self.lines.append(f"waiting {what}")
+
+
+@pytest.fixture
+def measured_processes() -> Callable[[], list[str]]:
+    """`measured_processes()` lists the command lines of runs and samplers that this process has left."""
+
+    def find() -> list[str]:
+        lines = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                lines.append(" ".join(process.cmdline()))
+        return [line for line in lines if "counterproof.run" in line or "harness_driver" in line]
+
+    return find
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from counterproof.errors import RefusedError
 from counterproof.record.store import RunKey
 from counterproof.run import guard, sampler

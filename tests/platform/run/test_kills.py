@@ -181,7 +181,7 @@ def check_complete(paths: StudyPaths) -> int:
 
 
 def test_twenty_kills_cost_attempts_and_nothing_else(
-    new_study: Callable[..., StudyPaths], fake_target: Path
+    new_study: Callable[..., StudyPaths], measured_processes: Callable[[], list[str]]
 ) -> None:
     def short(number: int) -> StudyPaths:
         return new_study("study.attempts=50", "study.equivalence_requests=1", name=f"fake-{number}")
@@ -196,5 +196,4 @@ def test_twenty_kills_cost_attempts_and_nothing_else(
 
     endure(short, FAKE_KILLS, seed=20260101, longest=0.6)
     endure(tiny, TINY_KILLS, seed=7, longest=2.0)
-    me = psutil.Process()
-    wait_until(lambda: descendants(me) == [], f"left over: {descendants(me)}")
+    wait_until(lambda: measured_processes() == [], f"left over: {measured_processes()}")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from counterproof.errors import EvidenceError, ExecutionError, InputError, RefusedError, SetupError
@@ -172,13 +171,16 @@ def test_a_crashing_candidate_is_tried_as_often_as_planned_and_every_attempt_jou
 
 
 def test_a_hanging_run_ends_at_its_deadline_without_an_orphan(
-    new_study: NewStudy, runner_of: RunnerOf, monkeypatch: pytest.MonkeyPatch
+    new_study: NewStudy,
+    runner_of: RunnerOf,
+    monkeypatch: pytest.MonkeyPatch,
+    measured_processes: Callable[[], list[str]],
 ) -> None:
     monkeypatch.setenv("COUNTERPROOF_FAKE", json.dumps({"hang": True}))
     paths = new_study("study.equivalence_requests=0", "study.run_deadline_s=3.0", "study.attempts=1")
     with pytest.raises(ExecutionError, match="deadline of 3 s"):
         runner_of(paths).run_place(Place(0, "baseline"))
-    assert psutil.Process().children(recursive=True) == []
+    assert measured_processes() == []
 
 
 def test_a_refused_request_is_a_row_and_harms_no_other(
@@ -206,7 +208,11 @@ def test_a_request_past_its_time_is_aborted_and_called_a_timeout(
 
 
 def test_interruption_is_journalled_and_leaves_no_process(
-    new_study: NewStudy, runner_of: RunnerOf, notes: Any, monkeypatch: pytest.MonkeyPatch
+    new_study: NewStudy,
+    runner_of: RunnerOf,
+    notes: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    measured_processes: Callable[[], list[str]],
 ) -> None:
     paths = new_study("study.equivalence_requests=0")
     runner = runner_of(paths)
@@ -219,7 +225,7 @@ def test_interruption_is_journalled_and_leaves_no_process(
         runner.run_place(Place(0, "baseline"))
     last = journal.read(paths.journal).events[-1]
     assert (last["kind"], last["run"], last["reason"]) == ("run_lost", "00-baseline-1", "interrupted")
-    assert psutil.Process().children(recursive=True) == []
+    assert measured_processes() == []
     monkeypatch.undo()
 
 
@@ -293,3 +299,28 @@ def test_the_plan_seals_workloads_and_predicts_the_price(new_study: NewStudy) ->
     assert plan["candidates_tried"] == 1
     second = canonical.read_json(new_study(name="t").plan)
     assert second["candidates_tried"] == 2
+
+
+def test_a_study_that_was_stopped_early_stays_stopped(new_study: NewStudy, runner_of: RunnerOf) -> None:
+    paths = new_study("study.equivalence_requests=0")
+    runner = runner_of(paths)
+    asked: list[int] = []
+
+    def stop(block: int) -> bool:
+        asked.append(block)
+        return True
+
+    runner.run_missing(stop)
+    assert asked == [0]
+    assert kinds(paths)[-1] == "stopped_early"
+    assert {place.block for place in runner.missing()} == {1}
+    runner.run_missing()
+    assert {place.block for place in runner.missing()} == {1}
+    verify_study(paths.folder)
+
+
+def test_a_registration_that_was_cut_off_is_no_study(new_study: NewStudy, opened: Any) -> None:
+    paths = new_study()
+    paths.folder.rename(opened.studies / ".new-s-123")
+    assert opened.study_folders() == []
+    assert new_study().plan.is_file()
