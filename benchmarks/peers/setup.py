@@ -15,7 +15,9 @@ import os
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # a script's own folder comes first on the path and would hide packages of these names
+if (
+    __name__ == "__main__"
+):  # a script's own folder comes first on the path and would hide packages of these names
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from benchmarks.peers import catalogue, environments, models
@@ -45,7 +47,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(catalogue.PEERS), help="these peers")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=list(catalogue.PEERS), help="these peers"
+    )
     parser.add_argument("--root", default=str(default_root()), help="folder for environments and models")
     parser.add_argument("--model", default=models.MODEL, help="the model's folder or catalogue name")
     parser.add_argument("--jobs", type=int, default=1, help="compiler processes for a peer without wheels")

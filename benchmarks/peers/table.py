@@ -82,7 +82,9 @@ def summarise(runs: Runs, references: dict[int, list[list[int]]]) -> dict[str, A
     return summary
 
 
-def _agreements(done: dict[int, dict[str, Any]], references: dict[int, list[list[int]]]) -> dict[str, int] | None:
+def _agreements(
+    done: dict[int, dict[str, Any]], references: dict[int, list[list[int]]]
+) -> dict[str, int] | None:
     total: dict[str, int] = {}
     for repeat, answer in done.items():
         if repeat not in references:
@@ -108,7 +110,9 @@ def ratios(summary: dict[str, Any], own: list[str], keys: tuple[str, ...]) -> di
                 pairs = [
                     ours[repeat][key] / theirs["repeats"][repeat][key]
                     for repeat in ours
-                    if repeat in theirs["repeats"] and key in ours[repeat] and key in theirs["repeats"][repeat]
+                    if repeat in theirs["repeats"]
+                    and key in ours[repeat]
+                    and key in theirs["repeats"][repeat]
                 ]
                 if pairs:
                     cell = {"median": statistics.median(pairs), "low": min(pairs), "high": max(pairs)}
@@ -121,16 +125,24 @@ def markdown(case: dict[str, Any], titles: dict[str, str]) -> str:
     lines = [
         f"### {case['workload']} {case['dtype']}: {case['title']}",
         "",
-        "| engine | " + " | ".join(title for _, title, _, _ in METRICS) + " | tokens as fp32 reference | runs |",
+        "| engine | "
+        + " | ".join(title for _, title, _, _ in METRICS)
+        + " | tokens as fp32 reference | runs |",
         "|---|" + "---:|" * (len(METRICS) + 2),
     ]
     for name, entry in case["contestants"].items():
         if "not_run" in entry:
-            lines.append(f"| {titles[name]} | " + " | ".join("" for _ in METRICS) + f" | {entry['not_run']} | 0 |")
+            lines.append(
+                f"| {titles[name]} | " + " | ".join("" for _ in METRICS) + f" | {entry['not_run']} | 0 |"
+            )
             continue
         cells = [_number(entry["medians"].get(key), digits) for key, _, digits, _ in METRICS]
-        runs = str(len(entry["repeats"])) + (f" ({len(entry['failures'])} failed)" if entry["failures"] else "")
-        lines.append(f"| {titles[name]} | " + " | ".join(cells) + f" | {_agreed(entry['agreement'])} | {runs} |")
+        runs = str(len(entry["repeats"])) + (
+            f" ({len(entry['failures'])} failed)" if entry["failures"] else ""
+        )
+        lines.append(
+            f"| {titles[name]} | " + " | ".join(cells) + f" | {_agreed(entry['agreement'])} | {runs} |"
+        )
     if case.get("floor"):
         cells = [_number(case["floor"].get(key), digits) for key, _, digits, _ in METRICS]
         lines.append("| *floor* | " + " | ".join(cells) + " | | |")
@@ -143,7 +155,9 @@ def _ratio_lines(case: dict[str, Any], titles: dict[str, str]) -> list[str]:
     names = {key: (title.removesuffix(" ms").removesuffix(" MiB"), small) for key, title, _, small in METRICS}
     columns = [(own, key) for own in case["own"] for key in case["ratio_metrics"]]
     columns = [c for c in columns if any(c[1] in row.get(c[0], {}) for row in case["ratios"].values())]
-    heads = [f"{titles[own]} {names[key][0]}{'' if names[key][1] else ' (more is better)'}" for own, key in columns]
+    heads = [
+        f"{titles[own]} {names[key][0]}{'' if names[key][1] else ' (more is better)'}" for own, key in columns
+    ]
     lines = ["| ratio to | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(columns)]
     for peer, row in case["ratios"].items():
         cells = [_ratio(row.get(own, {}).get(key)) for own, key in columns]

@@ -57,7 +57,9 @@ def case(data: dict[str, Any], workload: str, repeat: int) -> Case:
     if workload == "w3":
         groups = entry["groups"]
         group = groups[repeat % (len(groups) - 1)]
-        return Case(workload, group["prompts"], new, groups[-1]["prompts"][:2], 2, shared=len(group["prefix"]))
+        return Case(
+            workload, group["prompts"], new, groups[-1]["prompts"][:2], 2, shared=len(group["prefix"])
+        )
     prompts = entry["prompts"]
     chosen = prompts[repeat % (len(prompts) - 1)]
     return Case(workload, [chosen], new, [prompts[-1]], 8, cache=workload != "w4-nocache")

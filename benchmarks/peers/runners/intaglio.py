@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from benchmarks.peers.runners.protocol import Batch, Prompts, Task, UnsupportedTaskError, serve
+
+if TYPE_CHECKING:
+    from intaglio.config import EngineConfig
 
 
 class Intaglio:
@@ -20,17 +24,19 @@ class Intaglio:
             "model": task.model,
             "dtype": task.dtype,
             "kv_cache.enabled": task.cache,
-            "prefix_cache.enabled": task.prefix_cache,
             "threads.count": task.threads,
             "threads.wait_policy": task.wait_policy,
-            "scheduler.max_running": max(task.widest(), 1),
+            "scheduler.max_running": task.widest(),
         }
         values |= task.options
         missing = sorted(set(values) - set(known))
         if missing:
             raise UnsupportedTaskError(f"this version has no setting {', '.join(missing)}")
+        self._sharing = "no prefix to share"
         try:
             config = from_flat(values)
+            if task.prefix_cache:
+                config, self._sharing = _with_prefix_cache(config)
         except IntaglioError as error:
             raise UnsupportedTaskError(str(error)) from error
         self._engine = Engine(config)
@@ -55,7 +61,19 @@ class Intaglio:
     def facts(self) -> dict[str, str]:
         """What the engine says it runs."""
         effective = self._engine.effective_config()
-        return {key: str(effective[key]) for key in ("kernel_path", "numerics.mode", "kv_cache.format")}
+        keys = ("kernel_path", "numerics.mode", "kv_cache.format")
+        return {key: str(effective[key]) for key in keys} | {"prefix": self._sharing}
+
+
+def _with_prefix_cache(config: EngineConfig) -> tuple[EngineConfig, str]:
+    """The configuration with prefixes shared where this version can do that, and which it is."""
+    from intaglio.config import from_flat
+    from intaglio.errors import ConfigError
+
+    try:
+        return from_flat({"prefix_cache.enabled": True}, config), "shared"
+    except ConfigError:
+        return config, "computed for every request"
 
 
 if __name__ == "__main__":

@@ -31,11 +31,10 @@ class LlamaCpp:
         if not self._model:
             raise RuntimeError("llama.cpp cannot load the model")
         rows = task.widest()
-        room = max(task.longest(), max((len(p) for p in task.warm), default=0) + task.warm_new) + 16
         params = lib.llama_context_default_params()
         # one buffer for every sequence, so that sequences may share a prefix's cells
         params.kv_unified = True
-        params.n_ctx = -(-room * rows // 256) * 256
+        params.n_ctx = -(-(task.positions() + 16 * rows) // 256) * 256
         params.n_batch = LOGICAL
         params.n_ubatch = int(task.options.get("ubatch", PHYSICAL))
         params.n_seq_max = rows

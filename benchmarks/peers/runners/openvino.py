@@ -7,6 +7,7 @@ import sys
 from benchmarks.peers.runners.protocol import Batch, Prompts, Task, UnsupportedTaskError, serve
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "q4_1": "bf16"}
+BLOCK = 32  # positions of a KV block on a CPU
 
 
 class OpenVino:
@@ -22,8 +23,9 @@ class OpenVino:
         self._genai = genai
         kind = PRECISIONS[task.dtype]
         scheduler = genai.SchedulerConfig()
-        scheduler.cache_size = 1  # GiB
-        scheduler.max_num_seqs = max(task.widest(), 1)
+        # what the batch needs and an eighth more, so that its peak memory is not that of an idle cache
+        scheduler.num_kv_blocks = task.positions() * 9 // 8 // BLOCK + 2 * task.widest()
+        scheduler.max_num_seqs = task.widest()
         scheduler.max_num_batched_tokens = int(task.options.get("batched_tokens", 2048))
         scheduler.enable_prefix_caching = task.prefix_cache
         self._properties = {

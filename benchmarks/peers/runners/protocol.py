@@ -52,12 +52,18 @@ class Task:
     options: dict[str, Any]
 
     def longest(self) -> int:
-        """Positions the longest request needs."""
-        return max(len(prompt) for batch in self.batches for prompt in batch) + self.new
+        """Positions the longest request needs, the warm-up's included."""
+        measured = max(len(prompt) for batch in self.batches for prompt in batch) + self.new
+        return max([measured, *(len(prompt) + self.warm_new for prompt in self.warm)])
+
+    def positions(self) -> int:
+        """KV positions that the largest batch needs at once, its prompts sharing nothing."""
+        measured = [sum(len(prompt) + self.new for prompt in batch) for batch in self.batches]
+        return max([*measured, sum(len(prompt) + self.warm_new for prompt in self.warm)])
 
     def widest(self) -> int:
-        """Requests in the largest batch."""
-        return max(len(batch) for batch in self.batches)
+        """Requests in the largest batch, the warm-up's included."""
+        return max([*(len(batch) for batch in self.batches), len(self.warm)])
 
 
 @dataclass(slots=True)
