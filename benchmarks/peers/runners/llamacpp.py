@@ -10,6 +10,8 @@ from benchmarks.peers.runners.protocol import Batch, Prompts, Task, UnsupportedT
 # logical and physical batch: its server's defaults
 LOGICAL = 2048
 PHYSICAL = 512
+# ggml's numbers of types
+CACHE_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
 
 
 class LlamaCpp:
@@ -39,10 +41,10 @@ class LlamaCpp:
         params.n_ubatch = int(task.options.get("ubatch", PHYSICAL))
         params.n_seq_max = rows
         params.n_threads = params.n_threads_batch = task.threads
-        kind = {"fp32": lib.GGML_TYPE_F32, "bf16": lib.GGML_TYPE_BF16}.get(task.dtype, lib.GGML_TYPE_F16)
-        kind = getattr(lib, f"GGML_TYPE_{task.options['kv']}") if "kv" in task.options else kind
-        params.type_k = params.type_v = kind
-        self._facts = {"kv cache": str(kind), "n_ubatch": str(params.n_ubatch)}
+        # float16 is its default cache; a float32 model is given a float32 one
+        cache = str(task.options.get("kv", "F32" if task.dtype == "fp32" else "F16"))
+        params.type_k = params.type_v = CACHE_TYPES[cache]
+        self._facts = {"kv cache": cache, "n_ubatch": str(params.n_ubatch)}
         self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("llama.cpp cannot make a context")

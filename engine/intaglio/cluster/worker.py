@@ -40,7 +40,14 @@ class Worker:
         self._spec = read_spec(model_folder)
         with torch.inference_mode():
             self._backend, self._fallback = load_backend(
-                config.numerics.mode, model_folder, self._spec, dtype, kv_dtype, self._device, threads
+                config.numerics.mode,
+                model_folder,
+                self._spec,
+                dtype,
+                kv_dtype,
+                self._device,
+                threads,
+                config.weights.format,
             )
         self._pool = PoolGroup(self._spec.layers, self._spec.kv_heads, self._spec.head_dim, kv_dtype)
         self._store: KVStore | None = None

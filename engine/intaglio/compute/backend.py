@@ -18,6 +18,7 @@ from intaglio.compute.numerics import choose, choose_layouts
 from intaglio.compute.shard import ShardGroup
 from intaglio.compute.spec import ModelSpec
 from intaglio.compute.weights import load_weights
+from intaglio.errors import ConfigError
 from intaglio.intake.step_plan import RowPlan
 from intaglio.state.kv_store import KVStore
 
@@ -75,15 +76,22 @@ def load_backend(
     kv_dtype: torch.dtype,
     device: torch.device,
     threads: int,
+    weight_format: str = "auto",
 ) -> tuple[Backend, str]:
     """The backend of a numerics mode, and why it is not the one that was wanted ("" if it is).
 
     Invariant mode on a CPU wants the native kernels; where they cannot be had it takes torch's operators in row
-    tiles, which must pass their own self-test or NumericsError is raised.
+    tiles, which must pass their own self-test or NumericsError is raised. A quantised weight format is the native
+    kernels' alone: ConfigError where they cannot be had.
     """
     reason = ""
     if mode == "invariant" and device.type == "cpu":
-        loaded, reason = native.load(folder, spec, dtype, kv_dtype, threads)
+        loaded, reason = native.load(folder, spec, dtype, kv_dtype, threads, weight_format)
         if loaded is not None:
             return loaded, ""
+    if weight_format != "auto":
+        why = reason or "they serve numerics.mode=invariant on device=cpu"
+        raise ConfigError(
+            f"weights.format={weight_format} needs the native kernels: {why}", field="weights.format"
+        )
     return TorchBackend(mode, folder, spec, dtype, device), reason

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -55,27 +56,48 @@ struct Packed {
     IgLinear linear;
 };
 
-Packed pack(int64_t n, int64_t k, int64_t format, const float* bias, int64_t parts = 1) {
+// Any codes, with scales that are small fp16 numbers.
+void codes(Exact<uint8_t>& source, int64_t format) {
+    const int64_t block = format == IG_Q8_0 ? 34 : format == IG_Q4_1 ? 20 : 1;
+    for (int64_t i = 0; i < source.size; i++) {
+        noise();
+        *source.at(i) = uint8_t(state >> 24);
+    }
+    for (int64_t i = 0; block > 1 && i < source.size; i += block)
+        for (int64_t j = 1; j < (format == IG_Q4_1 ? 4 : 2); j += 2) *source.at(i + j) = uint8_t(*source.at(i + j) % 0x30);
+}
+
+Packed pack(int64_t n, int64_t k, int64_t format, const float* bias, int64_t parts = 1, const float* scales = nullptr) {
     Packed p{Exact<uint8_t>(parts * ig_packed_bytes(n / parts, k, format)), {}};
     for (int64_t part = 0; part < parts; part++) {
-        Exact<float> wide = floats(n / parts * k);
-        Exact<uint16_t> half = halves(n / parts * k);
-        const void* source = format == IG_FP32 ? (const void*)wide.at() : (const void*)half.at();
-        check(ig_pack(p.bytes.at(), source, n / parts, k, format, part, parts) == 0, "pack");
+        const int64_t rows = n / parts, blocks = k / 32;
+        const int64_t size = format == IG_FP32   ? rows * k * 4
+                             : format == IG_BF16 ? rows * k * 2
+                             : format == IG_INT8 ? rows * k
+                             : format == IG_Q8_0 ? rows * blocks * 34
+                                                 : rows * blocks * 20;
+        Exact<uint8_t> source(size);
+        Exact<float> wide = floats(rows * k);
+        Exact<uint16_t> half = halves(rows * k);
+        if (format == IG_FP32) memcpy(source.at(), wide.at(), size_t(size));
+        else if (format == IG_BF16) memcpy(source.at(), half.at(), size_t(size));
+        else codes(source, format);
+        check(ig_pack(p.bytes.at(), source.at(), rows, k, format, part, parts) == 0, "pack");
     }
-    p.linear = {p.bytes.at(), nullptr, bias, n, k, format};
+    p.linear = {p.bytes.at(), format == IG_INT8 ? scales : nullptr, bias, n, k, format};
     return p;
 }
 
 void linears(IgContext* context) {
-    for (int64_t format : {int64_t(IG_FP32), int64_t(IG_BF16)})
-        for (int64_t n : {1, 63, 64, 65, 130})
-            for (int64_t k : {1, 7, 32, 33, 129})
+    for (int64_t format = IG_FP32; format <= IG_Q4_1; format++)
+        for (int64_t n : {1, 63, 64, 130})
+            for (int64_t k : {1, 7, 32, 33, 160})
                 for (int64_t rows : {1, 2, 5, 6, 7, 49}) {
-                    Exact<float> bias = floats(n), x = floats(rows * k), y(rows * n), one(n);
-                    Packed p = pack(n, k, format, bias.at());
-                    check(ig_linear(context, &p.linear, x.at(), rows, y.at()) == 0, "linear");
-                    check(ig_linear(context, &p.linear, x.at((rows - 1) * k), 1, one.at()) == 0, "one row");
+                    if (format >= IG_Q8_0 && k % 32) continue;
+                    Exact<float> bias = floats(n), scales = floats(n), x = floats(rows * k), y(rows * n), one(n);
+                    Packed p = pack(n, k, format, bias.at(), 1, scales.at());
+                    check(ig_linear(context, &p.linear, x.at(), rows, rows % 2, y.at()) == 0, "linear");
+                    check(ig_linear(context, &p.linear, x.at((rows - 1) * k), 1, rows % 2, one.at()) == 0, "one row");
                     for (int64_t i = 0; i < n; i++) check(*one.at(i) == *y.at((rows - 1) * n + i), "row bits");
                     Exact<int32_t> ids(2);
                     *ids.at(1) = int32_t(n - 1);
@@ -90,13 +112,12 @@ void attention(IgContext* context) {
             for (int64_t count : {1, 3, 40, 100})
                 for (int64_t before : {0, 1, 62, 70}) {
                     const int64_t kv_heads = 2, heads = 6, size = 16, length = before + count;
-                    const int64_t blocks = (length + size - 1) / size, tail = (blocks - 1) * size;
+                    const int64_t blocks = (length + size - 1) / size;
                     // The last block comes last in memory and ends with the last token.
                     Exact<float> wide = floats(format == IG_FP32 ? length * 2 * kv_heads * dim : 1);
                     Exact<uint16_t> half = halves(format == IG_FP32 ? 1 : length * 2 * kv_heads * dim);
                     Exact<int32_t> table(blocks);
                     for (int64_t i = 0; i < blocks; i++) *table.at(i) = int32_t(i);
-                    (void)tail;
                     Exact<float> q = floats(count * heads * dim), out(count * heads * dim), lse(count * heads);
                     Exact<IgRow> row(1);
                     *row.at() = {0, count, before, 0, 0};
@@ -132,7 +153,7 @@ void forward(IgContext* context, int64_t format) {
     std::vector<IgLayer> all(size_t(layers), layer);
     all[1].window = 5;
     IgModel model = {all.data(), norm.at(), head.linear, nullptr, 0, layers, hidden, inner, heads, kv_heads, dim, vocab,
-                     1e-5};
+                     1, 1e-5};
     const int64_t slots = 8 * size;
     Exact<float> cos = floats(32 * dim), sin = floats(32 * dim);
     Exact<float> store(layers * slots * 2 * kv);

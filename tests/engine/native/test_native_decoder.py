@@ -7,16 +7,22 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import gguf
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intaglio.compute.backend import load_backend
+from intaglio.compute.layers import Layout
 from intaglio.compute.native import backend as native
 from intaglio.compute.native import status
 from intaglio.compute.native.decoder import NativeDecoder
+from intaglio.compute.native.formats import FORMATS, encode, head_format
+from intaglio.compute.native.model import NativeModel
 from intaglio.compute.spec import read_spec
+from intaglio.compute.weights import Layouts, WeightSource
+from intaglio.errors import ConfigError
 from intaglio.intake.step_plan import RowPlan
 from intaglio.state.kv_store import KVStore, PoolGroup
 
@@ -52,6 +58,28 @@ def row(name, tokens, start=0, table=None, logits=None):
 def text(count, seed=0, vocabulary=259):
     draw = torch.Generator().manual_seed(seed)
     return torch.randint(vocabulary, (count,), generator=draw).tolist()
+
+
+def decoded_model(context, folder, spec, dtype, weight_format):
+    """The decoder over plain fp32 panels of the weights that the encoded ones stand for."""
+    form = FORMATS[weight_format]
+    source = WeightSource(folder, spec, torch.float32, CPU, Layouts(Layout.ROWS, Layout.ROWS))
+    model = NativeModel(context.library, spec, FORMATS["fp32"], dtype)
+
+    def plain(linear, of=form):
+        coded = encode(linear.weight, of)
+        if coded.scales is not None:
+            return replace(linear, weight=coded.data.float() * coded.scales[:, None])
+        kind = {FORMATS["q8_0"]: "Q8_0", FORMATS["q4_1"]: "Q4_1"}[of]
+        dense = gguf.quants.dequantize(coded.data.numpy(), gguf.GGMLQuantizationType[kind])
+        return replace(linear, weight=torch.from_numpy(dense))
+
+    for index, layer in enumerate(source.layers()):
+        linears = {name: plain(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
+        model.add_layer(index, replace(layer, **linears))
+    outer = source.outer()
+    model.finish(outer.final_norm, plain(outer.head, head_format(form)), outer.embedding)
+    return NativeDecoder(spec, model, context, dtype)
 
 
 def make_store(decoder, blocks=40, size=8, dtype=None):
@@ -109,6 +137,34 @@ def test_any_chunks_among_any_companions_change_no_bit(decoders, lengths, thread
     assert compared or sum(lengths) < 20
 
 
+@pytest.mark.parametrize("weight_format", ["int8", "q8_0", "q4_1"])
+def test_quantised_weights_keep_every_promise(contexts, checkpoint, dtype, weight_format):
+    folder = checkpoint("llama", hidden_size=64, intermediate_size=96, num_attention_heads=4, head_dim=16)
+    spec, tokens = read_spec(folder), text(60)
+    plain = NativeDecoder(spec, native.load_model(contexts(1), folder, spec, dtype), contexts(1), dtype)
+    model = native.load_model(contexts(1), folder, spec, dtype, weight_format)
+    assert model.parameters == plain.model.parameters
+    linears = spec.linear_macs_per_token() + spec.hidden * spec.vocab
+    bits = {"int8": 8, "q8_0": 8.5, "q4_1": 8.5}[weight_format]
+    assert model.nbytes <= linears * bits / 8 + 64 * 1024
+    whole = NativeDecoder(spec, model, contexts(1), dtype).run([row("a", tokens)], None)
+    for threads, chunk in ((1, 1), (2, 7), (4, 33)):
+        decoder = NativeDecoder(spec, model, contexts(threads), dtype)
+        store = make_store(decoder)
+        parts = [
+            decoder.run([row("a", tokens[s : s + chunk], s, range(8))], store) for s in range(0, 60, chunk)
+        ]
+        assert torch.equal(torch.cat(parts), whole)
+    # The numbers are those of the same network over the decoded weights, and not those of the original.
+    exact = plain.run([row("a", tokens)], None)
+    same = decoded_model(contexts(1), folder, spec, dtype, weight_format).run([row("a", tokens)], None)
+    error, distance = (
+        ((whole - other).square().mean().sqrt() / exact.std()).item() for other in (same, exact)
+    )
+    assert error < (1e-5 if dtype == torch.float32 else 0.02)
+    assert distance > max(0.004, 2 * error)
+
+
 def test_a_store_of_another_precision_keeps_cached_and_uncached_equal(decoders, dtype):
     other = torch.bfloat16 if dtype == torch.float32 else torch.float32
     decoder, tokens = decoders(2, other), text(50)
@@ -152,6 +208,16 @@ def test_the_backend_takes_native_kernels_and_falls_back_with_a_reason(library, 
     monkeypatch.setenv(status.ISA_VARIABLE, "off")
     monkeypatch.setattr(native, "MAX_HEAD_DIM", 512)
     assert "switched off" in load("invariant")[1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "isa", "why"), [("fast", "", "numerics.mode=invariant"), ("invariant", "off", "switched off")]
+)
+def test_quantised_weights_without_native_kernels_are_refused(library, folder, monkeypatch, mode, isa, why):
+    monkeypatch.setenv(status.ISA_VARIABLE, isa)
+    with pytest.raises(ConfigError, match=why) as caught:
+        load_backend(mode, folder, read_spec(folder), torch.float32, torch.float32, CPU, 1, "q8_0")
+    assert caught.value.field == "weights.format"
 
 
 def test_a_child_after_fork_computes_the_same_without_the_parent_s_threads(library):

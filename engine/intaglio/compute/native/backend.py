@@ -10,7 +10,8 @@ import torch
 from intaglio.compute.layers import Layout
 from intaglio.compute.native import status as native_status
 from intaglio.compute.native.decoder import NativeDecoder
-from intaglio.compute.native.library import Context
+from intaglio.compute.native.formats import FORMATS
+from intaglio.compute.native.library import FORMAT_OF, Context
 from intaglio.compute.native.model import NativeModel
 from intaglio.compute.spec import ModelSpec
 from intaglio.compute.weights import Layouts, WeightSource
@@ -45,26 +46,35 @@ class NativeBackend:
 
 
 def load(
-    folder: Path, spec: ModelSpec, dtype: torch.dtype, kv_dtype: torch.dtype, threads: int
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, kv_dtype: torch.dtype, threads: int, weight_format: str
 ) -> tuple[NativeBackend | None, str]:
-    """A proven backend, or None and the reason. Raises ModelError for a damaged model."""
+    """A proven backend, or None and the reason. Raises ModelError for a damaged model, ConfigError for a weight
+    format that its shapes do not fit."""
     if spec.head_dim > MAX_HEAD_DIM:
         return None, f"heads of {spec.head_dim} dimensions; the native kernels hold at most {MAX_HEAD_DIM}"
     state = native_status.status()
     if state.library is None:
         return None, state.reason
     context = Context(state.library, state.isa, threads)
-    decoder = NativeDecoder(spec, load_model(context, folder, spec, dtype), context, kv_dtype)
+    decoder = NativeDecoder(spec, load_model(context, folder, spec, dtype, weight_format), context, kv_dtype)
     if not _proven(decoder):
         context.close()
         return None, f"{state.path} changed bits with the chunk on this model"
-    return NativeBackend(decoder, f"invariant/cpu/{state.path}"), ""
+    held = "" if weight_format == "auto" else f"/{weight_format}"
+    return NativeBackend(decoder, f"invariant/cpu/{state.path}{held}"), ""
 
 
-def load_model(context: Context, folder: Path, spec: ModelSpec, dtype: torch.dtype) -> NativeModel:
-    """A checkpoint in the kernels' panels; each layer is dropped as soon as it is packed."""
-    source = WeightSource(folder, spec, dtype, torch.device("cpu"), Layouts(Layout.ROWS, Layout.ROWS))
-    model = NativeModel(context.library, spec, dtype)
+def load_model(
+    context: Context, folder: Path, spec: ModelSpec, dtype: torch.dtype, weight_format: str = "auto"
+) -> NativeModel:
+    """A checkpoint in the kernels' panels; each layer is dropped as soon as it is packed.
+
+    weight_format: auto (that of `dtype`) or a name of formats.FORMATS; quantised from the checkpoint's own values.
+    """
+    auto = weight_format == "auto"
+    source_dtype = dtype if auto else torch.float32
+    source = WeightSource(folder, spec, source_dtype, torch.device("cpu"), Layouts(Layout.ROWS, Layout.ROWS))
+    model = NativeModel(context.library, spec, FORMAT_OF[dtype] if auto else FORMATS[weight_format], dtype)
     for index, layer in enumerate(source.layers()):
         model.add_layer(index, layer)
     outer = source.outer()

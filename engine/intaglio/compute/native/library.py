@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -68,11 +67,14 @@ class Context:
         """Run layers [step.first, step.last) and the logits asked for."""
         _check(self._calls.ig_forward(self._handle, model, step))
 
-    def linear(self, linear: IgLinear, x: torch.Tensor) -> torch.Tensor:
-        """y = x W^T + b, fp32 in and out: x [rows, k] to [rows, n]."""
+    def linear(self, linear: IgLinear, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
+        """y = x W^T + b, fp32 in and out: x [rows, k] to [rows, n].
+
+        rounded: x may be rounded to bf16 where the weights are not fp32 and the instruction set multiplies bf16.
+        """
         x = x.to(torch.float32).contiguous()
         y = torch.empty(x.shape[0], linear.n)
-        _check(self._calls.ig_linear(self._handle, linear, x.data_ptr(), x.shape[0], y.data_ptr()))
+        _check(self._calls.ig_linear(self._handle, linear, x.data_ptr(), x.shape[0], rounded, y.data_ptr()))
         return y
 
     def attention(self, job: IgAttention) -> None:
@@ -105,13 +107,16 @@ class Context:
 
 
 def pack_linear(
-    library: Library, packed: torch.Tensor, parts: Sequence[torch.Tensor], panels: Sequence[range]
+    library: Library,
+    packed: torch.Tensor,
+    rows: torch.Tensor,
+    shape: tuple[int, int],
+    form: int,
+    panels: range,
 ) -> None:
-    """Pack dense [n, k] parts into `packed`, each into the panels that its range names."""
-    for part, where in zip(parts, panels, strict=True):
-        n, k = part.shape
-        args = (packed.data_ptr(), part.data_ptr(), n, k, FORMAT_OF[part.dtype], where.start, where.step)
-        _check(library.calls.ig_pack(*args))
+    """Pack the rows of [n, k] = `shape`, encoded in a format (see formats.encode), into the panels of a range."""
+    n, k = shape
+    _check(library.calls.ig_pack(packed.data_ptr(), rows.data_ptr(), n, k, form, panels.start, panels.step))
 
 
 def packed_bytes(library: Library, n: int, k: int, form: int) -> int:
@@ -138,7 +143,7 @@ def _declare(calls: Any) -> None:
         "ig_pack": (c_int64, [c_void_p, c_void_p, *[c_int64] * 5]),
         "ig_unpack_rows": (c_int64, [c_void_p, POINTER(IgLinear), c_void_p, c_int64]),
         "ig_advise_huge": (None, [c_void_p, c_int64]),
-        "ig_linear": (c_int64, [c_void_p, POINTER(IgLinear), c_void_p, c_int64, c_void_p]),
+        "ig_linear": (c_int64, [c_void_p, POINTER(IgLinear), c_void_p, c_int64, c_int64, c_void_p]),
         "ig_attention": (c_int64, [c_void_p, POINTER(IgAttention)]),
         "ig_rms_norm": (c_int64, [c_void_p, c_void_p, c_void_p, c_double, c_int64, c_int64, c_void_p]),
         "ig_swiglu": (c_int64, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 
 from intaglio.compute.layers import LayerWeights, Linear
+from intaglio.compute.native import formats
 from intaglio.compute.native.library import FORMAT_OF, Library, pack_linear, packed_bytes
 from intaglio.compute.native.structs import IgLayer, IgLinear, IgModel
 from intaglio.compute.spec import ModelSpec
@@ -38,10 +39,12 @@ class Arena:
 class NativeModel:
     """Packs layers as they are loaded, so that a model is never held twice. Linears come as [out, in] rows."""
 
-    def __init__(self, library: Library, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def __init__(self, library: Library, spec: ModelSpec, form: int, dtype: torch.dtype) -> None:
+        """form: how linears are held; dtype: what activations and an embedding of its own are rounded to."""
         self._library = library
         self._spec = spec
-        self._format = FORMAT_OF[dtype]
+        self._format = form
+        self._dtype = dtype
         self._arena = Arena(library, _arena_bytes(library, spec, self._format))
         self._layers = (IgLayer * spec.layers)()
         self._kept: list[torch.Tensor] = []
@@ -66,14 +69,14 @@ class NativeModel:
         spec, model = self._spec, self.struct
         model.layers = ctypes.cast(self._layers, ctypes.POINTER(IgLayer))
         model.final_norm = self._dense(final_norm)
-        model.head = self._linear(head)
+        model.head = self._linear(head, formats.head_format(self._format))
         if embedding is not None:
-            self._keep(embedding.contiguous())
-            model.embedding = embedding.data_ptr()
-            model.embedding_format = FORMAT_OF[embedding.dtype]
+            model.embedding = self._keep(embedding.to(self._dtype).contiguous())
+            model.embedding_format = FORMAT_OF[self._dtype]
         model.layer_count, model.hidden, model.intermediate = spec.layers, spec.hidden, spec.intermediate
         model.heads, model.kv_heads, model.head_dim = spec.heads, spec.kv_heads, spec.head_dim
         model.vocab, model.norm_eps = spec.vocab, spec.norm_eps
+        model.rounded = int(self._dtype == torch.bfloat16)
 
     def _dense(self, tensor: torch.Tensor) -> int:
         """Small tensors are held in fp32, whatever the model's type."""
@@ -85,33 +88,45 @@ class NativeModel:
         self.nbytes += tensor.nbytes
         return tensor.data_ptr()
 
-    def _linear(self, linear: Linear) -> IgLinear:
-        n, k = linear.weight.shape
-        return self._packed(linear, n, k, [linear.weight], [range(0, n, 1)])
+    def _linear(self, linear: Linear, form: int | None = None) -> IgLinear:
+        n = linear.weight.shape[0]
+        return self._packed(linear, [linear.weight], [range(0, n, 1)], self._format if form is None else form)
 
     def _gate_up(self, linear: Linear) -> IgLinear:
         """Gate and up panels in turn, so that one chunk of work holds both and multiplies them at once."""
-        n, k = linear.weight.shape
-        half = n // 2
-        parts = [linear.weight[:half], linear.weight[half:]]
-        return self._packed(linear, n, k, parts, [range(0, n, 2), range(1, n, 2)])
+        n = linear.weight.shape[0]
+        parts = [linear.weight[: n // 2], linear.weight[n // 2 :]]
+        return self._packed(linear, parts, [range(0, n, 2), range(1, n, 2)], self._format)
 
-    def _packed(
-        self, linear: Linear, n: int, k: int, parts: list[torch.Tensor], panels: list[range]
-    ) -> IgLinear:
-        width = n // len(parts)
-        nbytes = len(parts) * packed_bytes(self._library, width, k, self._format)
+    def _packed(self, linear: Linear, parts: list[torch.Tensor], panels: list[range], form: int) -> IgLinear:
+        n, k = linear.weight.shape
+        nbytes = len(parts) * packed_bytes(self._library, n // len(parts), k, form)
         packed = self._arena.take(nbytes)
-        pack_linear(self._library, packed, [part.contiguous() for part in parts], panels)
+        scales = pack_parts(self._library, packed, parts, panels, form)
         self.parameters += n * k
         self.nbytes += nbytes
         bias = None if linear.bias is None else self._dense(linear.bias)
-        return IgLinear(packed.data_ptr(), None, bias, n, k, self._format)
+        held = None if scales is None else self._keep(scales)
+        return IgLinear(packed.data_ptr(), held, bias, n, k, form)
+
+
+def pack_parts(
+    library: Library, packed: torch.Tensor, parts: Sequence[torch.Tensor], panels: Sequence[range], form: int
+) -> torch.Tensor | None:
+    """Encode and pack dense [n, k] parts, each into its panels. Returns the outputs' scales where there are any."""
+    scales = []
+    for part, where in zip(parts, panels, strict=True):
+        coded = formats.encode(part, form)
+        n, k = part.shape
+        pack_linear(library, packed, coded.data, (n, k), form, where)
+        if coded.scales is not None:
+            scales.append(coded.scales)
+    return torch.cat(scales) if scales else None
 
 
 def _arena_bytes(library: Library, spec: ModelSpec, form: int) -> int:
-    def size(n: int, k: int) -> int:
-        return packed_bytes(library, n, k, form) + _LINE
+    def size(n: int, k: int, of: int = form) -> int:
+        return packed_bytes(library, n, k, of) + _LINE
 
     layer = (
         size(spec.q_width + 2 * spec.kv_width, spec.hidden)
@@ -119,17 +134,17 @@ def _arena_bytes(library: Library, spec: ModelSpec, form: int) -> int:
         + 2 * size(spec.intermediate, spec.hidden)
         + size(spec.hidden, spec.intermediate)
     )
-    return spec.layers * layer + size(spec.vocab, spec.hidden)
+    return spec.layers * layer + size(spec.vocab, spec.hidden, formats.head_format(form))
 
 
 def linear_struct(
-    library: Library, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> tuple[IgLinear, Callable[[], object]]:
-    """One packed linear of its own, and what must be kept alive beside it."""
+    library: Library, weight: torch.Tensor, bias: torch.Tensor | None = None, form: int | None = None
+) -> tuple[IgLinear, object]:
+    """One packed linear of its own (format: the weight's own by default), and what must be kept alive beside it."""
     n, k = weight.shape
-    form = FORMAT_OF[weight.dtype]
+    form = FORMAT_OF[weight.dtype] if form is None else form
     packed = torch.empty(packed_bytes(library, n, k, form), dtype=torch.uint8)
-    pack_linear(library, packed, [weight.contiguous()], [range(0, n, 1)])
+    scales = pack_parts(library, packed, [weight], [range(0, n, 1)], form)
     wide = None if bias is None else bias.to(torch.float32).contiguous()
-    struct = IgLinear(packed.data_ptr(), None, None if wide is None else wide.data_ptr(), n, k, form)
-    return struct, lambda: (packed, wide)
+    addresses = [None if t is None else t.data_ptr() for t in (scales, wide)]
+    return IgLinear(packed.data_ptr(), *addresses, n, k, form), (packed, scales, wide)

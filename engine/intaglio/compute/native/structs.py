@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import Structure, c_double, c_int64, c_void_p
 
-ABI = 1
+ABI = 2
 
 FP32, BF16, INT8, Q8_0, Q4_1 = range(5)
 
@@ -48,6 +48,7 @@ class IgModel(Structure):
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("vocab", c_int64),
+        ("rounded", c_int64),
         ("norm_eps", c_double),
     )
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#define IG_ABI 1
+#define IG_ABI 2
 
 // The library is compiled with hidden visibility: only these functions are seen from outside.
 #define IG_API __attribute__((visibility("default")))
@@ -38,7 +38,8 @@ struct IgModel {
     // Dense embedding rows in fp32 or bf16, or null: then rows of the head serve.
     const void* embedding;
     int64_t embedding_format;
-    int64_t layer_count, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+    // rounded: activations are rounded to bf16 before products, where the instruction set multiplies bf16.
+    int64_t layer_count, hidden, intermediate, heads, kv_heads, head_dim, vocab, rounded;
     double norm_eps;
 };
 
@@ -103,7 +104,8 @@ IG_API int64_t ig_pack(void* packed, const void* source, int64_t n, int64_t k, i
 IG_API int64_t ig_unpack_rows(float* out, const IgLinear* linear, const int32_t* ids, int64_t count);
 IG_API void ig_advise_huge(void* memory, int64_t bytes);
 
-IG_API int64_t ig_linear(IgContext* context, const IgLinear* linear, const float* x, int64_t rows, float* y);
+IG_API int64_t ig_linear(IgContext* context, const IgLinear* linear, const float* x, int64_t rows, int64_t rounded,
+                         float* y);
 IG_API int64_t ig_attention(IgContext* context, const IgAttention* attention);
 IG_API int64_t ig_rms_norm(IgContext* context, const float* x, const float* weight, double eps, int64_t rows,
                     int64_t width, float* y);

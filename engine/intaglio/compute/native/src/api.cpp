@@ -170,9 +170,10 @@ int64_t ig_workspace_bytes(const IgContext* context) {
     return sum;
 }
 
-int64_t ig_linear(IgContext* context, const IgLinear* linear, const float* x, int64_t rows, float* y) {
+int64_t ig_linear(IgContext* context, const IgLinear* linear, const float* x, int64_t rows, int64_t rounded,
+                  float* y) {
     return guarded([&] {
-        const bool half = context->table.dot_bf16 && linear->format != IG_FP32;
+        const bool half = context->table.dot_bf16 && rounded && linear->format != IG_FP32;
         const int64_t stride = act_stride(linear->k), row_bytes = stride * (half ? 2 : 4);
         context->prepare_scratch(linear_scratch_bytes(), 0);
         Conversion conversion = {context, x, context->acts.need(rows * row_bytes), linear->k, row_bytes, half};

@@ -107,7 +107,7 @@ class Step {
   public:
     Step(IgContext& context, const IgModel& model, const IgStep& step)
         : context_(context), model_(model), step_(step), rows_(step.token_count) {
-        acts_bf16_ = context.table.dot_bf16 && model.head.format != IG_FP32;
+        acts_bf16_ = context.table.dot_bf16 && model.rounded && model.head.format != IG_FP32;
         act_bytes_ = acts_bf16_ ? 2 : 4;
     }
 

@@ -2,7 +2,8 @@
 // sum is the same sequence of additions whatever rows are computed beside it, on every thread count.
 //
 // A panel holds PANEL outputs over the whole of K, contiguous, K outermost:
-//   fp32  [k][64]            bf16  [k / 2][64][2], an odd K is padded with a zero
+//   fp32  [k][64]            bf16 and int8  [k / 2][64][2], an odd K is padded with a zero
+//   q8_0 and q4_1: by blocks of 32 inputs, see quant.h
 // The last panel is padded with zero outputs.
 #pragma once
 #include <cstdint>

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels.h"
 #include "panel.h"
+#include "quant.h"
 
 namespace IG_NS {
 
@@ -22,20 +23,33 @@ static void panel_sums(const LinearJob& job, int64_t panel, int64_t row, int64_t
 }
 
 static void sums(const LinearJob& job, int64_t panel, int64_t row, int64_t rows, float* c) {
+#if defined(IG_TARGET_AVX512BF16)
+    if (job.acts_bf16) switch (job.linear.format) {
+            case IG_BF16: return panel_sums<Bf16Dot>(job, panel, row, rows, c);
+            case IG_INT8: return panel_sums<Int8Dot>(job, panel, row, rows, c);
+            case IG_Q8_0: return panel_sums<Q8Dot>(job, panel, row, rows, c);
+            case IG_Q4_1: return panel_sums<Q4Dot>(job, panel, row, rows, c);
+            default: return;
+        }
+#endif
     switch (job.linear.format) {
         case IG_FP32: return panel_sums<Fp32>(job, panel, row, rows, c);
-#if defined(IG_TARGET_AVX512BF16)
-        case IG_BF16: return panel_sums<Bf16Dot>(job, panel, row, rows, c);
-#else
         case IG_BF16: return panel_sums<Bf16Wide>(job, panel, row, rows, c);
-#endif
+        case IG_INT8: return panel_sums<Int8Wide>(job, panel, row, rows, c);
+        case IG_Q8_0: return panel_sums<Q8Wide>(job, panel, row, rows, c);
+        case IG_Q4_1: return panel_sums<Q4Wide>(job, panel, row, rows, c);
         default: return;
     }
 }
 
-static void add_bias(const float* bias, int64_t count, int64_t rows, float* c) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < count; i++) c[r * PANEL + i] += bias[i];
+// Scales and biases of the outputs from `at` on, where there are any, onto finished sums.
+static void finish_sums(const IgLinear& lin, int64_t at, int64_t count, int64_t rows, float* c) {
+    if (lin.scales)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < count; i++) c[r * PANEL + i] *= lin.scales[at + i];
+    if (lin.bias)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < count; i++) c[r * PANEL + i] += lin.bias[at + i];
 }
 
 template <bool ADD>
@@ -87,16 +101,14 @@ static void linear(const LinearJob& job, int64_t chunk, uint8_t* scratch) {
             const int64_t half = lin.n / 2, at = group * PANEL, count = min_of(PANEL, half - at);
             sums(job, 2 * group, row, rows, c);
             sums(job, 2 * group + 1, row, rows, up);
-            if (lin.bias) {
-                add_bias(lin.bias + at, count, rows, c);
-                add_bias(lin.bias + half + at, count, rows, up);
-            }
+            finish_sums(lin, at, count, rows, c);
+            finish_sums(lin, half + at, count, rows, up);
             write_swiglu(c, up, job, row, rows, at, count);
             continue;
         }
         const int64_t at = group * PANEL, count = min_of(PANEL, lin.n - at);
         sums(job, group, row, rows, c);
-        if (lin.bias) add_bias(lin.bias + at, count, rows, c);
+        finish_sums(lin, at, count, rows, c);
         float* y = (float*)job.y + row * job.ldy + at;
         if (job.epilogue == Epilogue::Add) write_rows<true>(c, y, job.ldy, rows, count);
         else write_rows<false>(c, y, job.ldy, rows, count);

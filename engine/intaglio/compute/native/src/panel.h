@@ -48,6 +48,7 @@ IG_INLINE void put(V (&acc)[R][N], float* c, bool first) {
 // from the v-th of a panel over inputs [k0, k0 + k), x pointing at input k0, c at output vector v.
 struct Fp32 {
     using Act = float;
+    static constexpr int ROWS = MAX_ROWS;
     template <int R, int N>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first) {
@@ -69,6 +70,7 @@ struct Fp32 {
 // bf16 weights in pairs along K against fp32 activations: either half becomes an fp32 by its position alone.
 struct Bf16Wide {
     using Act = float;
+    static constexpr int ROWS = MAX_ROWS;
     template <int R, int N>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first) {
@@ -95,6 +97,7 @@ struct Bf16Wide {
 #if defined(IG_TARGET_AVX512BF16)
 struct Bf16Dot {
     using Act = uint16_t;
+    static constexpr int ROWS = MAX_ROWS;
     template <int R, int N>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first) {
@@ -128,8 +131,8 @@ template <class Kernel>
 static void times_panel(const typename Kernel::Act* x, int64_t ldx, int64_t rows, const uint8_t* panel, int vectors,
                         int64_t k0, int64_t k, float* c, bool first) {
     int64_t r = 0;
-    for (; r + MAX_ROWS <= rows; r += MAX_ROWS)
-        rows_block<Kernel, MAX_ROWS>(x + r * ldx, ldx, panel, vectors, k0, k, c + r * PANEL, first);
+    for (; r + Kernel::ROWS <= rows; r += Kernel::ROWS)
+        rows_block<Kernel, Kernel::ROWS>(x + r * ldx, ldx, panel, vectors, k0, k, c + r * PANEL, first);
     x += r * ldx;
     c += r * PANEL;
     switch (rows - r) {

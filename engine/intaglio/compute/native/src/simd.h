@@ -85,6 +85,20 @@ IG_INLINE V v_low(const uint32_t* p) { return _mm512_castsi512_ps(_mm512_slli_ep
 IG_INLINE V v_high(const uint32_t* p) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000u))));
 }
+IG_INLINE V v_from_fp16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+// Codes: the signed bytes of 16 pairs, or four bits of 16 units from bit `shift` on.
+IG_INLINE V v_low_int8(const uint16_t* p) {
+    __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24));
+}
+IG_INLINE V v_high_int8(const uint16_t* p) {
+    __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8));
+}
+IG_INLINE V v_nibble(const uint32_t* p, int shift) {
+    __m512i units = _mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(shift));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(units, _mm512_set1_epi32(15)));
+}
 IG_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #elif defined(IG_TARGET_AVX2)
@@ -144,6 +158,26 @@ IG_INLINE V v_low(const uint32_t* p) {
 IG_INLINE V v_high(const uint32_t* p) {
     return _mm256_castsi256_ps(
         _mm256_and_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi32(int(0xffff0000u))));
+}
+// Shifted into place and multiplied by 2^112: right for every finite fp16, small ones included.
+IG_INLINE V v_from_fp16(const uint16_t* p) {
+    __m256i h = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    __m256i body = _mm256_slli_epi32(_mm256_and_si256(h, _mm256_set1_epi32(0x7fff)), 13);
+    __m256i sign = _mm256_slli_epi32(_mm256_and_si256(h, _mm256_set1_epi32(0x8000)), 16);
+    V size = _mm256_mul_ps(_mm256_castsi256_ps(body), _mm256_set1_ps(0x1p112f));
+    return _mm256_or_ps(size, _mm256_castsi256_ps(sign));
+}
+IG_INLINE V v_low_int8(const uint16_t* p) {
+    __m256i pairs = _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24));
+}
+IG_INLINE V v_high_int8(const uint16_t* p) {
+    __m256i pairs = _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8));
+}
+IG_INLINE V v_nibble(const uint32_t* p, int shift) {
+    __m256i units = _mm256_srl_epi32(_mm256_loadu_si256((const __m256i*)p), _mm_cvtsi32_si128(shift));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(units, _mm256_set1_epi32(15)));
 }
 IG_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
@@ -218,6 +252,21 @@ IG_INLINE U u_load(const uint32_t* p) {
 }
 IG_INLINE V v_low(const uint32_t* p) { return (V)(u_load(p) << 16); }
 IG_INLINE V v_high(const uint32_t* p) { return (V)(u_load(p) & 0xffff0000u); }
+IG_INLINE V v_from_fp16(const uint16_t* p) {
+    U h = {p[0], p[1], p[2], p[3]};
+    V size = (V)((h & 0x7fffu) << 13) * v_set(0x1p112f);
+    return (V)((U)size | ((h & 0x8000u) << 16));
+}
+IG_INLINE V v_low_int8(const uint16_t* p) {
+    return V{float(int8_t(p[0])), float(int8_t(p[1])), float(int8_t(p[2])), float(int8_t(p[3]))};
+}
+IG_INLINE V v_high_int8(const uint16_t* p) {
+    return V{float(int8_t(p[0] >> 8)), float(int8_t(p[1] >> 8)), float(int8_t(p[2] >> 8)), float(int8_t(p[3] >> 8))};
+}
+IG_INLINE V v_nibble(const uint32_t* p, int shift) {
+    return V{float(p[0] >> shift & 15u), float(p[1] >> shift & 15u), float(p[2] >> shift & 15u),
+             float(p[3] >> shift & 15u)};
+}
 IG_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #endif

@@ -25,9 +25,9 @@ IG_INLINE V v_exp2_negative(V x) {
     return v_below(x, low, v_zero(), value);
 }
 
-// e^x, x clamped to [-87.3, 88].
+// e^x, not below e^-87.3; infinity from 89 on.
 IG_INLINE V v_exp(V x) {
-    V clamped = v_min(v_set(88.0f), v_max(v_set(-87.3f), x));
+    V clamped = v_min(v_set(89.5f), v_max(v_set(-87.3f), x));
     V n = v_round(v_mul(clamped, v_set(1.44269504f)));
     // ln 2 in two parts: the first has few bits, so that n times it is exact.
     V r = v_fma(n, v_set(-0.693359375f), clamped);
