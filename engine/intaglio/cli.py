@@ -37,6 +37,10 @@ examples:
 """
 
 
+class _OutputError(Exception):
+    """Standard output takes no more text: a full disk, a closed descriptor."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0; 2 for bad input, 4 for a failure while computing, 130 when interrupted."""
     parser = _parser()
@@ -51,9 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"intaglio: error: {_one_line(str(error))}", file=sys.stderr)
         return EXIT_INPUT
     except BrokenPipeError:
-        # The reader went away. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)
         return EXIT_PIPE
+    except _OutputError as error:
+        _silence(sys.stdout)
+        print(f"intaglio: error: cannot write the text: {error}", file=sys.stderr)
+        return EXIT_EXECUTION
     except KeyboardInterrupt:
         print("intaglio: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -100,6 +107,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(args: argparse.Namespace, overrides: list[str]) -> int:
+    if sys.stdout is None:
+        raise _OutputError("standard output is closed")
     config = _config(args.model, overrides)
     params = _sampling_params(args)
     if args.system is not None and not args.chat:
@@ -108,7 +117,11 @@ def _generate(args: argparse.Namespace, overrides: list[str]) -> int:
     with Engine(config) as engine:
         prompt: Prompt = _chat(engine, text, args.system) if args.chat else text
         stats = _Stats()
-        _show(engine.stream(prompt, params), sys.stdout, stats)
+        stream = engine.stream(prompt, params)
+        if lost := engine.tokenizer.unencodable(text + (args.system or "")):
+            note = f"the model has no token for {lost!a}; it reads the prompt without"
+            print(f"intaglio: note: {note}", file=sys.stderr)
+        _show(stream, sys.stdout, stats)
         _report_notes(engine, sys.stderr)
         if args.stats:
             print(stats.line(engine, params), file=sys.stderr)
@@ -144,6 +157,8 @@ def _prompt_text(given: str) -> str:
     """The prompt, or standard input without the newline that ends its last line."""
     if given != "-":
         return given
+    if sys.stdin is None:
+        raise RequestError("standard input is closed; give --prompt a text", field="prompt")
     try:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -201,11 +216,25 @@ def _show(events: Iterable[TokenEvent], out: TextIO, stats: _Stats) -> None:
         stats.take(event)
         if event.text:
             last = event.text
-            out.write(event.text)
-            out.flush()
+            _write(event.text, out)
     if out.isatty() and not last.endswith("\n"):
-        out.write("\n")
+        _write("\n", out)
+
+
+def _write(text: str, out: TextIO) -> None:
+    try:
+        out.write(text)
         out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _OutputError(error.strerror or str(error)) from error
+
+
+def _silence(out: TextIO | None) -> None:
+    """Nobody reads `out` any more. Python would complain again when it flushes at exit."""
+    if out is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def _report_notes(engine: Engine, out: TextIO) -> None:

@@ -135,6 +135,7 @@ class EngineConfig:
 
     def validate(self) -> EngineConfig:
         """Check ranges, choices and combinations. Returns self; raises ConfigError naming the path."""
+        _check_shape(self)
         _check_choices(self)
         _check_ranges(self)
         _check_built(self)
@@ -194,6 +195,8 @@ def from_flat(values: Mapping[str, Scalar], base: EngineConfig | None = None) ->
     """
     config = base or EngineConfig()
     for path, value in values.items():
+        if not isinstance(path, str):
+            raise ConfigError(f"a configuration path is text, not {type(path).__name__} {path!r}")
         config = _replace(config, path, path.split("."), value)
     return config.validate()
 
@@ -294,6 +297,22 @@ def _replace(node: Any, path: str, parts: list[str], value: Scalar) -> Any:
     return dataclasses.replace(node, **{name: _replace(child, path, parts[1:], value)})
 
 
+def _check_shape(config: EngineConfig) -> None:
+    """Every group is of its own kind and every value of its declared type."""
+    hints = typing.get_type_hints(EngineConfig)
+    for f in dataclasses.fields(config):
+        group, declared = getattr(config, f.name), hints[f.name]
+        if dataclasses.is_dataclass(declared) and type(group) is not declared:
+            kind = typing.cast(type, declared).__name__
+            raise ConfigError(
+                f"{f.name} must be a {kind}, not {type(group).__name__} {group!r}; paths such as "
+                f"'{f.name}.{dataclasses.fields(declared)[0].name}' are taken by from_flat and parse_overrides",
+                field=f.name,
+            )
+    for path, value in flatten(config).items():
+        check_type(path, value)
+
+
 def _check_choices(config: EngineConfig) -> None:
     flat = flatten(config)
     for path, choices in _CHOICES.items():
@@ -303,8 +322,6 @@ def _check_choices(config: EngineConfig) -> None:
 
 def _check_ranges(config: EngineConfig) -> None:
     flat = flatten(config)
-    for path, value in flat.items():
-        check_type(path, value)
     for path, (low, high) in _RANGES.items():
         value = flat[path]
         if value is not None and not (low <= typing.cast(int, value) <= high):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from intaglio import loading
 from intaglio.config import EngineConfig, Scalar
-from intaglio.errors import DuplicateRequestError, IntaglioError, RequestError
+from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
 from intaglio.intake import admission, validation
 from intaglio.intake.request import Prompt, RequestOutput, SamplingParams, TokenEvent
 from intaglio.intake.scheduler import Scheduler, SchedulerLimits
 from intaglio.intake.validation import RequestLimits
 from intaglio.output.stream import OutputHub
+from intaglio.output.token_stream import TokenStream
 from intaglio.state.block_pool import BlockPools
 from intaglio.stepping import Stepper
 from intaglio.telemetry import Telemetry
@@ -31,19 +32,21 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, *, loaded: loading.Loaded | None = None) -> None:
+        if not isinstance(config, EngineConfig):
+            raise ConfigError(
+                f"config must be an EngineConfig, not {type(config).__name__}; e.g. EngineConfig(model='tiny')"
+            )
         self._config = config.validate()
         self._loaded = loaded or loading.load(config)
-        facts = self._loaded.facts
         self.tokenizer: Any = self._loaded.codec
         self._telemetry = Telemetry()
         self.trace = Trace(self._telemetry.counters, enabled=config.trace.enabled)
-        self._pools = self._make_pools()
-        self._limits = RequestLimits(
-            vocab_size=facts.vocab_size,
-            max_model_len=loading.max_model_len(config, facts),
-            capacity=self._pools.capacity_tokens if self._pools else config.scheduler.token_budget,
-            use_cache=self._pools is not None,
-        )
+        try:
+            self._pools = self._make_pools()
+            self._limits = self._request_limits()
+        except BaseException:
+            self._loaded.runner.close()
+            raise
         self._scheduler = Scheduler(self._scheduler_limits(), self._pools, self._telemetry)
         self._hub = OutputHub(self._loaded.codec, self._telemetry)
         self._lock = threading.RLock()  # guards all state; never held while a step computes
@@ -59,6 +62,9 @@ class Engine:
             delay_us=config.inject.step_delay_us,
         )
         self._made_ids = 0
+        self._dropped: deque[str] = (
+            deque()
+        )  # requests whose stream was dropped unread; aborted at the next step
         self._closed = False
         self._note_fallbacks()
 
@@ -91,7 +97,7 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """End a request now, whatever it is doing. False if it is not live (it may just have ended)."""
         with self._lock:
-            sequence = self._scheduler.get(request_id)
+            sequence = self._scheduler.get(request_id) if isinstance(request_id, str) else None
             if sequence is None:
                 return False
             step, phase = sequence.in_flight, sequence.phase
@@ -110,6 +116,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
+        self._abort_dropped()
         with self._lock:
             return self._scheduler.has_work or self._hub.undelivered
 
@@ -121,14 +128,15 @@ class Engine:
         with self._lock:
             return self._hub.collect()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Admit a request and yield its events, driving the engine. Closing the iterator aborts the request.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
+        """Admit a request and iterate over its events, driving the engine. Closing the stream, or dropping it,
+        aborts the request.
 
         The request is admitted (or refused) by this call, not by the first iteration.
         """
         queue: deque[TokenEvent] = deque()
         request_id = self._admit(prompt, params, None, False, time.perf_counter_ns(), queue)
-        return self._events(request_id, queue)
+        return TokenStream(request_id, queue, self._advance, self.abort, self._dropped.append)
 
     def generate(
         self,
@@ -228,17 +236,9 @@ class Engine:
             self._closed = True
             self._loaded.runner.close()
 
-    def _events(self, request_id: str, queue: deque[TokenEvent]) -> Iterator[TokenEvent]:
-        try:
-            while True:
-                while queue:
-                    event = queue.popleft()
-                    yield event
-                    if event.finish_reason is not None:
-                        return
-                self._advance(queue)
-        finally:
-            self.abort(request_id)
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self.abort(self._dropped.popleft())
 
     def _advance(self, queue: deque[TokenEvent] | None = None) -> None:
         """One step. A reader whose queue was filled by closing the engine meanwhile reads on instead."""
@@ -246,6 +246,7 @@ class Engine:
             if queue and self._closed:
                 return
             self._check_open()
+            self._abort_dropped()
             self._stepper.step()
 
     def _admit(
@@ -258,6 +259,7 @@ class Engine:
         queue: deque[TokenEvent] | None,
     ) -> str:
         try:
+            validation.check_options(return_logits, enqueued_ns, time.perf_counter_ns())
             ready = admission.prepare(prompt, params, self._loaded.codec, self._limits)
             with self._lock:
                 self._check_open()
@@ -274,6 +276,8 @@ class Engine:
                     self._hub.subscribe(name, queue)
                 self._scheduler.add(name, ready.prompt, ready.params, ready.seed, want_logits=return_logits)
                 self._telemetry.counters.add("requests_admitted")
+                if ready.lost:
+                    self._telemetry.event("characters_lost", request_id=name, characters=ascii(ready.lost))
                 self.trace.opened(name, enqueued_ns, ready.tokenized, len(ready.prompt))
                 return name
         except RequestError as error:
@@ -309,6 +313,15 @@ class Engine:
         pools = BlockPools(loading.pool_groups(self._config, self._loaded.facts))
         self._loaded.runner.configure_kv(pools.total)
         return pools
+
+    def _request_limits(self) -> RequestLimits:
+        pools, facts = self._pools, self._loaded.facts
+        return RequestLimits(
+            vocab_size=facts.vocab_size,
+            max_model_len=loading.max_model_len(self._config, facts),
+            capacity=pools.capacity_tokens if pools else self._config.scheduler.token_budget,
+            use_cache=pools is not None,
+        )
 
     def _scheduler_limits(self) -> SchedulerLimits:
         scheduler = self._config.scheduler

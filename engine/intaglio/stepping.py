@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from intaglio.errors import WorkerError
 from intaglio.intake.scheduler import PlannedStep, Scheduler
+from intaglio.intake.sequence import Status
 from intaglio.intake.step_plan import StepPlan, StepResult
 from intaglio.output.stream import OutputHub
 from intaglio.telemetry import Telemetry
@@ -78,6 +79,8 @@ class Stepper:
 
     def _commit(self, planned: PlannedStep, outcome: Outcome) -> None:
         self._telemetry.counters.add("steps")
+        # Aborted while the step ran: accounted for up to then, and the id may already be another request's.
+        gone = {name for name, s in planned.sequences.items() if s.status is Status.FINISHED}
         if isinstance(outcome, StepResult):
             try:
                 self._scheduler.complete(planned, outcome, self._hub)
@@ -93,7 +96,7 @@ class Stepper:
         done = time.perf_counter_ns()
         self._hub.seal(done)
         if self._trace.enabled:
-            self._trace_step(planned, outcome, work, done)
+            self._trace_step(planned, outcome, work, done, gone)
         if not self._scheduler.has_work:
             self._telemetry.gauge(done, self._gauges())
 
@@ -107,7 +110,12 @@ class Stepper:
             self._telemetry.event(kind, step=result.step, detail=detail)
 
     def _trace_step(
-        self, planned: PlannedStep, outcome: Outcome, work: Mapping[str, tuple[int, int]], done: int
+        self,
+        planned: PlannedStep,
+        outcome: Outcome,
+        work: Mapping[str, tuple[int, int]],
+        done: int,
+        gone: Set[str],
     ) -> None:
         result = outcome if isinstance(outcome, StepResult) else StepResult(planned.plan.step, "", ())
         pools = self._scheduler.pools
@@ -115,7 +123,8 @@ class Stepper:
         for row in planned.plan.rows:
             committed, spent = work.get(row.request_id, (0, 0))
             new = planned.new_blocks[row.request_id]
-            rows.append(RowTrace(row.request_id, row.phase, len(row.tokens), committed, new, spent))
+            name = "" if row.request_id in gone else row.request_id
+            rows.append(RowTrace(name, row.phase, len(row.tokens), committed, new, spent))
         self._trace.stepped(
             StepTrace(
                 step=planned.plan.step,
@@ -133,7 +142,7 @@ class Stepper:
             )
         )
         for request_id in planned.sequences:
-            if self._scheduler.get(request_id) is None:
+            if request_id not in gone and self._scheduler.get(request_id) is None:
                 self._trace.closed(request_id, done)
 
 

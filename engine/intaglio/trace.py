@@ -37,7 +37,9 @@ class StageSpan:
 
 
 class RowTrace(NamedTuple):
-    """One request's part of a step (a tuple: one is made for every row of every step)."""
+    """One request's part of a step (a tuple: one is made for every row of every step).
+
+    request_id is empty for a request that was aborted while the step ran."""
 
     request_id: str
     phase: str

@@ -149,7 +149,7 @@ def _show(args: argparse.Namespace) -> int:
         document = read_object(archive, args.path)
     if args.path.startswith(("replay/arms/", "results/")):
         note("you have read what arms are or did: you are not blind to this packet any more")
-    print(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
+    print(json.dumps(document, indent=2, sort_keys=True))
     return EXIT_OK
 
 

@@ -301,3 +301,33 @@ def test_configurations_that_cannot_run(tiny_model: Path, tmp_path: Path) -> Non
         Engine(configure(tmp_path))
     with pytest.raises(SamplingParamsError), Engine(configure(tiny_model)) as engine:
         engine.add("x", SamplingParams(max_tokens=1, seed=-3))
+
+
+def test_engines_in_one_process_keep_their_own_thread_count(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's thread count is one for the process, so the engine built last would change the others."""
+    import torch
+
+    from intaglio.cluster.worker import Worker
+
+    seen: list[int] = []
+    execute = Worker.execute
+
+    def spy(self: Any, plan: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return execute(self, plan)
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(Worker, "execute", spy)
+    try:
+        with (
+            Engine(configure(tiny_model, numerics__mode="fast")) as one,
+            Engine(configure(tiny_model, numerics__mode="fast", threads__count=2)) as two,
+        ):
+            for engine in (one, two, one):
+                engine.generate("if", SamplingParams(max_tokens=1))
+            assert [engine.effective_config()["threads.count"] for engine in (one, two)] == [1, 2]
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2, 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,3 +194,50 @@ def test_the_command_line_itself_needs_no_torch() -> None:
     code = "import sys, intaglio.cli; assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def shell(tiny_model: Path, redirect: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own with a redirection that only a shell can make."""
+    words = [sys.executable, "-m", "intaglio", *command(tiny_model, *arguments)]
+    script = f'exec "$@" {redirect}'
+    return subprocess.run(["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    "redirect, prompt, code, says",
+    [
+        (">&-", PROMPT, 4, "standard output is closed"),
+        ("<&-", "-", 2, "standard input is closed"),
+        pytest.param(
+            ">/dev/full", PROMPT, 4, "cannot write the text: No space left",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_closed_or_full_stream_is_one_line_and_no_traceback(
+    tiny_model: Path, redirect: str, prompt: str, code: int, says: str
+) -> None:
+    done = shell(tiny_model, redirect, "--prompt", prompt, "--max-tokens", "4")
+    assert done.returncode == code
+    assert done.stderr.startswith("intaglio: error: ")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_a_character_without_a_token_is_noted(
+    tiny_model: Path, capsys: Capture, tmp_path: Path, chat: list[str]
+) -> None:
+    """A byte-level vocabulary of a restricted alphabet, like SmolLM2's, leaves such characters out."""
+    shutil.copytree(tiny_model, tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    vocab = document["model"]["vocab"]
+    vocab["unused"] = vocab.pop("\u0104")  # the byte 4
+    path.write_text(json.dumps(document))
+    for prompt in ("a\x04b", "ab"):
+        assert main(command(tmp_path / "m", *chat, "--max-tokens", "3", "--prompt", prompt)) == 0
+        notes = capsys.readouterr().err
+        assert ("no token for '\\x04'" in notes) == ("\x04" in prompt)
+        assert len(notes.splitlines()) == ("\x04" in prompt)

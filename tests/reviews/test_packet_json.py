@@ -125,3 +125,10 @@ def test_brackets_inside_strings_are_not_nesting() -> None:
 
 def test_too_much_json() -> None:
     assert refusal(b'"' + b"a" * (5 << 20) + b'"') == "E_LIMIT"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("end", ["", "\\"])
+def test_a_string_of_quotes_without_an_end_is_read_once(end: str) -> None:
+    """A bracket counter that tries every quote as a beginning takes a minute for 60,000 of them, and days here."""
+    assert refusal(('{"a":"' + '\\"' * 1_900_000 + end).encode()) == "E_JSON"

@@ -92,6 +92,9 @@ class ByteCodec:
         except UnicodeEncodeError as error:
             raise PromptEncodingError(str(error), field="prompt") from error
 
+    def unencodable(self, text: str) -> str:
+        return ""
+
     def stream(self, prompt_ids: Sequence[int]) -> ByteStream:
         return ByteStream()
 

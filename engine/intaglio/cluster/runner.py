@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from intaglio.cluster.worker import Description, Worker
 from intaglio.config import EngineConfig
 from intaglio.errors import WorkerError
@@ -18,6 +20,7 @@ class Runner:
 
     def __init__(self, config: EngineConfig, model_folder: Path) -> None:
         self._worker = Worker(config, model_folder)
+        self._threads = torch.get_num_threads()
 
     @property
     def worker(self) -> Worker:
@@ -34,6 +37,10 @@ class Runner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises WorkerError when the answer is not to this plan or not row for row."""
+        # The count belongs to the process and the thread: another engine, or who drives this one, may have
+        # left a different one, and then neither effective_config nor the self-test's proof would hold.
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         result = self._worker.execute(plan)
         if result.step != plan.step or result.digest != plan.digest():
             raise WorkerError(f"the answer to step {plan.step} carries step {result.step} or another digest")

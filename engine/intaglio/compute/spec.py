@@ -20,6 +20,13 @@ FAMILIES: dict[str, str] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 
+# Beyond any real model: a damaged file must be refused before memory is asked for.
+_MOST = 1 << 31
+_MOST_LAYERS = 1 << 12
+# transformers' own: MistralConfig, Qwen2Config and Qwen3Config.
+_DEFAULT_WINDOW = 4096
+_DEFAULT_FULL_LAYERS = 28
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -74,20 +81,22 @@ class ModelSpec:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Read `folder/config.json`. Raises ModelError for a missing file, an unknown family or feature."""
+    """Read `folder/config.json`. Raises ModelError for a missing file, a bad value, an unknown family or feature."""
     config = _read_json(folder / "config.json")
     family = _family(config, folder)
-    heads = _whole(config, "num_attention_heads")
-    hidden = _whole(config, "hidden_size")
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or hidden // heads)
+    if config.get("quantization_config"):
+        raise ModelError(f"{folder}: quantised weights are not supported; give a checkpoint in fp32 or bf16")
+    heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
+    kv_heads = _whole(config, "num_key_value_heads", heads)
+    head_dim = _whole(config, "head_dim", hidden // heads)
     if heads % kv_heads or head_dim % 2:
         raise ModelError(
             f"{folder}: {heads} heads over {kv_heads} kv heads of {head_dim} do not fit together"
         )
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{folder}: activation {config['hidden_act']!r} is not supported; only silu is")
-    layers = _whole(config, "num_hidden_layers")
+    layers = _whole(config, "num_hidden_layers", most=_MOST_LAYERS)
+    bos = config.get("bos_token_id")
     return ModelSpec(
         family=family,
         layers=layers,
@@ -97,13 +106,13 @@ def read_spec(folder: Path) -> ModelSpec:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=_whole(config, "vocab_size"),
-        max_positions=int(config.get("max_position_embeddings", 2048)),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        max_positions=_whole(config, "max_position_embeddings", 2048),
+        norm_eps=_positive(config, "rms_norm_eps", 1e-6),
+        tied=_flag(config, "tie_word_embeddings"),
         rope=_rope(config, folder),
         windows=_windows(config, family, layers),
         eos_token_ids=_eos(config, folder),
-        bos_token_id=config.get("bos_token_id"),
+        bos_token_id=None if bos is None else _token("bos_token_id", bos),
     )
 
 
@@ -120,58 +129,91 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _family(config: dict[str, Any], folder: Path) -> str:
-    names = config.get("architectures") or []
-    for name in names:
-        if name in FAMILIES:
+    names = config.get("architectures")
+    for name in names if isinstance(names, list) else ():
+        if isinstance(name, str) and name in FAMILIES:
             return FAMILIES[name]
     raise ModelError(
-        f"{folder}: architecture {', '.join(map(str, names)) or 'unnamed'} is not supported; "
-        f"supported: {', '.join(FAMILIES)}"
+        f"{folder}: architecture {_show(names or 'unnamed')} is not supported; supported: {', '.join(FAMILIES)}"
     )
 
 
-def _whole(config: dict[str, Any], key: str) -> int:
+def _whole(config: dict[str, Any], key: str, default: int | None = None, *, most: int = _MOST) -> int:
+    """A size; null and missing give the default, where there is one."""
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"config.json: {key} must be a positive whole number, not {value!r}")
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ModelError(f"config.json: {key} must be a positive whole number to {most}, not {_show(value)}")
     return value
+
+
+def _positive(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _MOST:
+        raise ModelError(f"config.json: {key} must be a positive number, not {_show(value)}")
+    return float(value)
+
+
+def _flag(config: dict[str, Any], key: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ModelError(f"config.json: {key} must be true or false, not {_show(value)}")
+    return bool(value)
+
+
+def _token(key: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
+        raise ModelError(f"{key} must be a token id, not {_show(value)}")
+    return value
+
+
+def _show(value: Any) -> str:
+    return ascii(value)[:60]
 
 
 def _rope(config: dict[str, Any], folder: Path) -> RopeSpec:
     # Checkpoints written before transformers 5 keep theta and scaling apart; later ones hold both in one place.
-    scaling: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if float(partial or 1.0) != 1.0:
-        raise ModelError(f"{folder}: a partial rotary embedding ({partial}) is not supported")
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise ModelError(f"{folder}: the rotary parameters must be an object, not {_show(scaling)}")
+    theta = _positive(scaling if scaling.get("rope_theta") else config, "rope_theta", 10000.0)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    for where in (scaling, config):
+        if _positive(where, "partial_rotary_factor", 1.0) != 1.0:
+            raise ModelError(f"{folder}: a partial rotary embedding is not supported")
     if kind == "default":
         return RopeSpec(theta)
     if kind == "linear":
-        return RopeSpec(theta, kind, factor=float(scaling["factor"]))
+        return RopeSpec(theta, kind, factor=_positive(scaling, "factor"))
     if kind == "llama3":
-        return RopeSpec(
-            theta,
-            kind,
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
-            original_positions=int(scaling["original_max_position_embeddings"]),
-        )
+        low, high = _positive(scaling, "low_freq_factor"), _positive(scaling, "high_freq_factor")
+        if not low < high:
+            raise ModelError(f"{folder}: rotary low_freq_factor {low} must be below high_freq_factor {high}")
+        positions = _whole(scaling, "original_max_position_embeddings")
+        return RopeSpec(theta, kind, _positive(scaling, "factor"), low, high, positions)
     raise ModelError(
-        f"{folder}: rotary scaling '{kind}' is not supported; supported: default, linear, llama3"
+        f"{folder}: rotary scaling {_show(kind)} is not supported; supported: default, linear, llama3"
     )
 
 
 def _windows(config: dict[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
-    window = config.get("sliding_window")
-    if window is None or family == "llama" or (family != "mistral" and not config.get("use_sliding_window")):
+    """Where config.json is silent, what the family's configuration in transformers says."""
+    given = config.get("sliding_window", _DEFAULT_WINDOW)
+    windowed = family == "mistral" or (family != "llama" and _flag(config, "use_sliding_window"))
+    if given is None or not windowed:
         return (None,) * layers
+    window = _whole(config, "sliding_window", _DEFAULT_WINDOW)
     types = config.get("layer_types")
     if types is None:
-        first = 0 if family == "mistral" else int(config.get("max_window_layers", 0))
-        return tuple(int(window) if i >= first else None for i in range(layers))
-    return tuple(int(window) if t == "sliding_attention" else None for t in types)
+        first = 0 if family == "mistral" else _DEFAULT_FULL_LAYERS
+        if config.get("max_window_layers") is not None and family != "mistral":
+            first = _token("max_window_layers", config["max_window_layers"])
+        return tuple(window if i >= first else None for i in range(layers))
+    known = {"sliding_attention": window, "full_attention": None}
+    if not isinstance(types, list) or len(types) != layers or any(t not in [*known] for t in types):
+        raise ModelError(f"config.json: layer_types must name {layers} of {', '.join(known)}")
+    return tuple(known[kind] for kind in types)
 
 
 def _eos(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
@@ -181,4 +223,4 @@ def _eos(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
         value = _read_json(generation).get("eos_token_id", value)
     if value is None:
         return ()
-    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
+    return tuple(_token("eos_token_id", v) for v in (value if isinstance(value, list) else [value]))

@@ -6,7 +6,6 @@ resident set before the next layer is read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,10 @@ from intaglio.compute.layers import LayerWeights, Layout, Linear, ModelWeights
 from intaglio.compute.packing import pack
 from intaglio.compute.spec import ModelSpec
 from intaglio.errors import ModelError
+from intaglio.models.catalogue import weight_files
+
+# What a cast to the model's dtype keeps the meaning of. Integers and 8-bit floats carry scales of their own.
+STORED_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 def load_weights(
@@ -27,7 +30,7 @@ def load_weights(
 ) -> ModelWeights:
     """Load `folder`'s safetensors in `dtype`.
 
-    Raises ModelError for a missing, wrongly shaped or unreadable tensor, naming it.
+    Raises ModelError for a missing, wrongly shaped, quantised or unreadable tensor, naming it.
     """
     source = WeightSource(folder, spec, dtype, device, layouts)
     layers = tuple(source.layers())
@@ -88,31 +91,20 @@ class Layouts:
 
 
 class _Checkpoint:
-    """The tensors of a folder by name, over one file or several named by an index."""
+    """The tensors of a folder by name, from just those files that identify the model (models.catalogue)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            self._file_of: dict[str, Path] = {name: folder / file for name, file in where.items()}
-        else:
-            self._file_of = dict(self._scan(folder))
+        self._file_of: dict[str, Path] = {}
+        for file in weight_files(folder):
+            for name in _names(file):
+                if name in self._file_of:
+                    raise ModelError(
+                        f"{folder}: tensor {name} is both in {self._file_of[name].name} and in {file.name}; "
+                        "fetch the model again"
+                    )
+                self._file_of[name] = file
         self._open: dict[Path, Any] = {}
-
-    @staticmethod
-    def _scan(folder: Path) -> Iterator[tuple[str, Path]]:
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise ModelError(f"{folder} holds no .safetensors file; fetch or convert the model first")
-        for file in files:
-            try:
-                with safe_open(file, framework="pt") as handle:
-                    names = list(handle.keys())
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{file} is damaged ({error}); fetch the model again") from error
-            for name in names:
-                yield name, file
 
     def has(self, name: str) -> bool:
         return name in self._file_of
@@ -138,11 +130,24 @@ class _Checkpoint:
             loaded: torch.Tensor = self._open[file].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged at {name} ({error}); fetch the model again") from error
+        if loaded.dtype not in STORED_DTYPES:
+            raise ModelError(
+                f"{self.folder}: {name} is stored as {loaded.dtype}, which means nothing without its scales; "
+                "give a checkpoint in fp32, fp16 or bf16"
+            )
         if tuple(loaded.shape) != shape:
             raise ModelError(
                 f"{self.folder}: {name} has shape {tuple(loaded.shape)}, config.json says {shape}"
             )
         return loaded
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as handle:
+            return list(handle.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is damaged ({error}); fetch the model again") from error
 
 
 class _Loader:
@@ -179,14 +184,16 @@ class _Loader:
         self, names: Sequence[str], outs: Sequence[int], inputs: int, biases: Sequence[str] | None
     ) -> Linear:
         """Several projections of the same input as one linear, their outputs one after another."""
+        # Read first: a size that config.json makes up is refused before memory is asked for.
+        sources = [self._reader.tensor(name, (out, inputs)) for name, out in zip(names, outs, strict=True)]
         total = sum(outs)
         columns = self.layout is Layout.COLUMNS
         shape = (inputs, total) if columns else (total, inputs)
         weight = torch.empty(shape, dtype=self._dtype, device=self._device)
         by_output = weight.t() if columns else weight
         start = 0
-        for name, out in zip(names, outs, strict=True):
-            by_output[start : start + out].copy_(self._reader.tensor(name, (out, inputs)))
+        for source, out in zip(sources, outs, strict=True):
+            by_output[start : start + out].copy_(source)
             start += out
         self._count(weight)
         if self.layout is Layout.PACKED:

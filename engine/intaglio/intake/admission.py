@@ -15,19 +15,23 @@ from intaglio.intake.validation import RequestLimits
 
 
 class Encoder(Protocol):
-    """Text to token ids."""
+    """Text to token ids. unencodable: the characters that `encode` has to leave out."""
 
     def encode(self, text: str) -> list[int]: ...
+
+    def unencodable(self, text: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Admissible:
-    """A checked request. tokenized: when tokenising began and ended (ns), None for a prompt of token ids."""
+    """A checked request. tokenized: when tokenising began and ended (ns), None for a prompt of token ids.
+    lost: the characters of the prompt that the vocabulary lacks."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
     tokenized: tuple[int, int] | None
+    lost: str = ""
 
 
 def prepare(
@@ -39,7 +43,8 @@ def prepare(
     validation.check_fit(len(ids), checked.max_tokens, limits)
     # Drawn even for greedy requests, so that the output always names the seed it would repeat with.
     seed = secrets.randbits(63) if checked.seed is None else checked.seed
-    return Admissible(ids, checked, seed, tokenized)
+    lost = encoder.unencodable(prompt) if isinstance(prompt, str) else ""
+    return Admissible(ids, checked, seed, tokenized, lost)
 
 
 def _prompt_ids(
@@ -59,12 +64,21 @@ def pair(
 ) -> list[tuple[Prompt, SamplingParams | None]]:
     """One (prompt, params) per request. A string or a list of token ids is a single prompt.
 
-    Raises RequestError when prompts and params differ in number.
+    Raises RequestError when prompts or params are no sequences, or differ in number.
     """
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts must be text, a list of token ids or a list of those, not {type(prompts).__name__}",
+            field="prompt",
+        )
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     each = cast(list[Prompt], [prompts] if single else list(prompts))
     if params is None or isinstance(params, SamplingParams):
         return [(prompt, params) for prompt in each]
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise RequestError(
+            f"params must be SamplingParams or a list of them, not {type(params).__name__}", field="params"
+        )
     if len(params) != len(each):
         raise RequestError(
             f"{len(each)} prompts come with {len(params)} params; give one each", field="params"

@@ -26,10 +26,11 @@ class TokenBytes:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """`document`: the parsed tokenizer.json."""
-        vocab = document.get("model", {}).get("vocab", {})
+        model = document.get("model")
+        vocab = model.get("vocab", {}) if isinstance(model, Mapping) else None
         if not isinstance(vocab, Mapping):
             raise ModelError("tokenizer.json has a vocabulary of an unsupported kind", field="model")
-        added = {row["id"]: row for row in document.get("added_tokens", [])}
+        added = {row["id"]: row for row in added_tokens(document)}
         decoders = _decoder_steps(document.get("decoder"))
         kinds = [step.get("type") for step in decoders]
         self._byte_level = "ByteLevel" in kinds
@@ -112,6 +113,19 @@ class TextStream:
     def finish(self) -> str:
         """The text of what is held back (U+FFFD for an unfinished character), or an empty string."""
         return self._decoder.decode(b"", final=True)
+
+
+def added_tokens(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The `added_tokens` of a tokenizer.json, each with an `id` and its `content`. Raises ModelError."""
+    rows = document.get("added_tokens", [])
+    for row in rows if isinstance(rows, list) else [None]:
+        if (
+            not isinstance(row, Mapping)
+            or type(row.get("id")) is not int
+            or type(row.get("content")) is not str
+        ):
+            raise ModelError("tokenizer.json has added_tokens without id and content", field="model")
+    return list(rows)
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -11,7 +11,7 @@ import tokenizers
 
 from intaglio.errors import ModelError, PromptEncodingError, TokenRangeError
 from intaglio.intake.chat_template import ChatTemplate, Message
-from intaglio.intake.token_bytes import TextStream, TokenBytes
+from intaglio.intake.token_bytes import TextStream, TokenBytes, added_tokens
 from intaglio.models import catalogue
 
 
@@ -29,14 +29,12 @@ class Tokenizer:
         document = catalogue.read_json(folder / catalogue.TOKENIZER)
         self._settings = _optional(folder / catalogue.TOKENIZER_CONFIG)
         self._config = catalogue.read_json(folder / catalogue.CONFIG)
+        self._plain = _load(folder / catalogue.TOKENIZER)  # first: it checks the whole file's structure
         self._table = TokenBytes(document)
         self._missing = self._table.missing_bytes()
-        self._plain = _load(folder / catalogue.TOKENIZER)
         self._path = folder / catalogue.TOKENIZER
         self._plain.encode_special_tokens = True
-        self._special_texts = [
-            row["content"] for row in document.get("added_tokens", []) if row.get("special")
-        ]
+        self._special_texts = [row["content"] for row in added_tokens(document) if row.get("special")]
         template = catalogue.chat_template_text(folder)
         self._template = ChatTemplate(template) if template else None
         self.vocab_size: int = max(_int(self._config.get("vocab_size")) or 0, len(self._table))

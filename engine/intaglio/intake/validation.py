@@ -145,6 +145,19 @@ def check_request_id(request_id: str) -> None:
         raise RequestError(f"request_id must be non-empty text, not {_show(request_id)}", field="request_id")
 
 
+def check_options(return_logits: bool, enqueued_ns: int, now_ns: int) -> None:
+    """Check what a request is sent with. A stamp that is none, or lies ahead, would spoil every latency."""
+    if type(return_logits) is not bool:
+        raise RequestError(
+            f"return_logits is {_show(return_logits)}: give True or False", field="return_logits"
+        )
+    if type(enqueued_ns) is not int or not 0 <= enqueued_ns <= now_ns:
+        raise RequestError(
+            f"enqueued_ns is {_show(enqueued_ns)}: give a stamp of time.perf_counter_ns() that has passed",
+            field="enqueued_ns",
+        )
+
+
 def _temperature(value: Any) -> float:
     low, high = TEMPERATURE
     fix = f"give 0 for greedy, or {low:g} to {high:g}"

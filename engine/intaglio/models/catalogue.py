@@ -119,7 +119,8 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / WEIGHTS_INDEX
     if not index.is_file():
         raise ModelError(
-            f"{folder} holds neither {WEIGHTS} nor {WEIGHTS_INDEX}; convert the weights", field="model"
+            f"{folder} holds no .safetensors weights (neither {WEIGHTS} nor {WEIGHTS_INDEX}); convert them",
+            field="model",
         )
     mapping = read_json(index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
@@ -173,7 +174,10 @@ def fingerprint(folder: Path) -> dict[str, str]:
 def chat_template_text(folder: Path) -> str | None:
     """The model's chat template: `chat_template.jinja`, else the (default) one in tokenizer_config.json."""
     if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
+        try:
+            return (folder / TEMPLATE).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"cannot read {folder / TEMPLATE}: {error}", field="model") from error
     if not (folder / TOKENIZER_CONFIG).is_file():
         return None
     template = read_json(folder / TOKENIZER_CONFIG).get("chat_template")

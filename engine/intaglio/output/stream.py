@@ -131,6 +131,8 @@ class OutputHub:
 
     def take(self, request_id: str) -> RequestOutput:
         """A finished request's output, once. Raises UnknownRequestError."""
+        if not isinstance(request_id, str):
+            raise UnknownRequestError(f"no request has the id {ascii(request_id)[:60]}", field="request_id")
         if request_id in self._open:
             raise UnknownRequestError(
                 f"request '{request_id}' has not ended; step() the engine on, or abort it", field="request_id"

@@ -10,24 +10,37 @@ from counterproof.errors import CounterproofError
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Columns padded to their widest cell."""
-    lines = [tuple(header), *(tuple("" if cell is None else str(cell) for cell in row) for row in rows)]
+    """Columns padded to their widest cell; a cell is one line, whatever it holds."""
+    lines = [
+        tuple(header),
+        *(tuple("" if cell is None else one_line(str(cell)) for cell in row) for row in rows),
+    ]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
     )
 
 
+def one_line(text: str) -> str:
+    """`text` with everything escaped that a terminal would act on or not show: texts of others get printed here."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def printable(text: str) -> str:
+    """As `one_line`, line by line."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
 def show_error(error: CounterproofError) -> None:
     """One clear line, then the details, on standard error."""
-    print(f"error: {error}", file=sys.stderr)
+    print(printable(f"error: {error}"), file=sys.stderr)
     for detail in error.details:
-        print(f"  {detail}", file=sys.stderr)
+        print(printable(f"  {detail}"), file=sys.stderr)
 
 
 def note(text: str) -> None:
     """A remark that is no result: standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def percent(ratio: float | None) -> str:

@@ -43,11 +43,10 @@ def ratios(summaries: Mapping[str, list[float | None]]) -> dict[str, list[float 
 def document(study: StudyData, opaque: Mapping[str, str], rows: int) -> dict[str, Any]:
     """results/results.json."""
     summaries = per_block(study)
-    factor = study.plan.get("factor")
     return {
         "schema": SCHEMAS[layout.RESULTS],
         "arms": dict(opaque),
-        "factor": {key: factor[key] for key in _FACTOR if key in factor} if factor else None,
+        "factor": _factor(study.plan),
         "primary": {key: study.plan["primary"][key] for key in ("metric", "statistic", "better")},
         "per_block": {opaque[arm]: values for arm, values in summaries.items()},
         "log_ratios": ratios(summaries),
@@ -68,6 +67,16 @@ def write_rows(study: StudyData, opaque: Mapping[str, str], target: Path) -> int
     table = pa.concat_tables(parts)
     tables.write(table, target)
     return int(table.num_rows)
+
+
+def _factor(plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What was varied: the path, or the leaves of a bundle, and the leaves whose value follows from them."""
+    factor = plan.get("factor")
+    if not factor:
+        return None
+    known = {key: factor[key] for key in _FACTOR if key in factor}
+    follows = sorted(difference["path"] for difference in plan.get("fan_out") or ())
+    return {**known, "bundle": list(factor.get("bundle") or ()), "follows": follows}
 
 
 def _valid(study: StudyData) -> bool | None:

@@ -93,6 +93,9 @@ def build(folder: Path, *, out: Path | None = None, keys: PacketKeys | None = No
 def _check_study(study: StudyData) -> None:
     if study.plan.get("calibration") or "candidate" not in study.arms:
         raise InputError("a calibration claims nothing, so there is nothing to replicate")
+    factor = study.plan["factor"]
+    if not any(path.startswith(_ENGINE) for path in (factor["path"], *factor.get("bundle", ()))):
+        raise InputError(f"{factor['path']} is no part of the engine, and this version packs engines only")
     if not study.final:
         done, planned = len(study.complete_blocks), study.planned_blocks
         raise InputError(

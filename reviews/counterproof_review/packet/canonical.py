@@ -18,7 +18,9 @@ from counterproof_review.packet.layout import MAX_JSON_BYTES, MAX_JSON_DEPTH
 MAX_INTEGER = 1 << 53  # above it other readers round silently
 _BOM = b"\xef\xbb\xbf"
 _LARGE = re.compile(r"[0-9](?:[0-9]{15}|[eE])")
-_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+# A string that does not end matches up to the end of the text: otherwise every quote in it would be tried as a
+# beginning, each time to the end, which takes hours for a few megabytes.
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def encode(value: object, path: str = "") -> bytes:

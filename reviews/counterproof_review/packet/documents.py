@@ -57,10 +57,11 @@ FIELDS: dict[str, Mapping[str, Shape]] = {
         "plan_sha256": HEX64,
         "unit": str,
         "blocks": _BLOCKS,
-        "min_blocks": _BLOCKS,
+        "min_blocks": Number(layout.MIN_BLOCKS, 9999, whole=True),
         "primary": {"metric": _WORD, "statistic": _WORD, "sesoi": _REAL, "unit": str},
         "guardrails": [{"metric": _WORD, "statistic": _WORD, "kind": _WORD, "margin": _REAL}],
-        "consistency_band": Number(0.001, 0.5),
+        # A wider band, or fewer blocks, would make agreement easier than this reader grants it.
+        "consistency_band": Number(0.001, layout.CONSISTENCY_BAND),
         "exclusions": str,
         "decision_rule": _WORD,
         "exploratory": bool,
@@ -77,7 +78,7 @@ FIELDS: dict[str, Mapping[str, Shape]] = {
     layout.SCHEDULE: {"blocks": _BLOCKS, "rule": _WORD, "how": str},
     layout.RUN_LOCK: {
         "executor": _WORD,
-        "target": _WORD,
+        "target": Text(r"[a-z][a-z0-9_]{0,63}"),
         "workload": {"concurrency": _COUNT, "request_timeout_s": _SECONDS},
         "run_deadline_s": _SECONDS,
     },
@@ -144,7 +145,7 @@ def check_packet_schema(document: Mapping[str, Any]) -> None:
     if unknown := sorted(set(critical) - layout.UNDERSTOOD):
         raise PacketError(
             "E_SCHEMA_NEWER",
-            f"needs a reader that understands {', '.join(unknown)}; install a newer counterproof",
+            f"needs a reader that understands {', '.join(map(ascii, unknown))}; install a newer counterproof",
             path=layout.PACKET,
             details=unknown,
         )

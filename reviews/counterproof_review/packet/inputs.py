@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,27 @@ _KEYS = frozenset(field.name for field in dataclasses.fields(SealedRequest))
 _WHOLE = ("request_index", "max_new_tokens", "top_k", "seed")
 _REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
 _MAX_TOKEN = (1 << 31) - 1
+
+
+@dataclass
+class Extent:
+    """The least and the most tokens of the requests that were added."""
+
+    prompts: tuple[int, int] | None = None
+    outputs: tuple[int, int] | None = None
+
+    def add(self, request: SealedRequest) -> None:
+        self.prompts = _wider(self.prompts, len(request.token_ids))
+        self.outputs = _wider(self.outputs, request.max_new_tokens)
+
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """By the names that scope.json uses; nothing before a request was added."""
+        spans = {"prompt_tokens": self.prompts, "output_tokens": self.outputs}
+        return {name: span for name, span in spans.items() if span is not None}
+
+
+def _wider(span: tuple[int, int] | None, value: int) -> tuple[int, int]:
+    return (value, value) if span is None else (min(span[0], value), max(span[1], value))
 
 
 def to_lines(requests: Sequence[SealedRequest]) -> bytes:

@@ -105,7 +105,12 @@ def _answer(results: Mapping[str, Any], here: Mapping[str, Sequence[float | None
     same, delayed = complete["again"], complete["slowed"]
     slower_is_more = results["primary"]["better"] == "lower"
     fault = agreement.controls(same or [], delayed, slower_is_more)
-    return fault or agreement.agree(author, complete["candidate"] or [], band)
+    answer = fault or agreement.agree(author, complete["candidate"] or [], band)
+    decided = answer.verdict in (agreement.CONSISTENT, agreement.NOT_CONSISTENT)
+    if decided and results["evidence_valid"] is None:
+        reason = f"the author's own evidence was never judged; {answer.reason}"
+        return Agreement(agreement.INCONCLUSIVE, reason, answer.difference, answer.low, answer.high)
+    return answer
 
 
 def _present(ratios: Sequence[float | None]) -> list[float] | None:

@@ -6,6 +6,8 @@ import time
 from types import TracebackType
 from typing import Any, TextIO
 
+from counterproof.commands.console import one_line
+
 
 class Progress:
     """Told by messages of the measuring process: which run of how many, requests, time left."""
@@ -52,7 +54,7 @@ class Progress:
 
     def _show(self, text: str, *, lasting: bool) -> None:
         self._clear()
-        self._stream.write(text + ("\n" if lasting or not self._terminal else ""))
+        self._stream.write(one_line(text) + ("\n" if lasting or not self._terminal else ""))
         self._stream.flush()
         self._dirty = self._terminal and not lasting
 

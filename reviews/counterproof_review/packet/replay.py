@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterproof.errors import InputError
+from counterproof.errors import InputError, SetupError
 from counterproof.record import atomic, canonical, code_identity, environment
+from counterproof.run.targets import registry
 from counterproof_review.packet import (
     code_lock,
     extract,
@@ -82,6 +83,7 @@ def replay(
     report = Verification()
     verify(archive, report)
     blocks = _blocks(options, report)
+    _check_target(report)
     roots = list(options.models) or models.default_roots()
     found = models.find(report.models.values(), roots)
     folder = extract.empty_folder(options.folder)
@@ -117,6 +119,15 @@ def _blocks(options: Options, report: Verification) -> int:
             f"--blocks must be between 1 and {available}, the blocks of this packet, not {wanted}"
         )
     return wanted
+
+
+def _check_target(report: Verification) -> None:
+    target = report.documents[layout.RUN_LOCK]["target"]
+    if target not in (known := registry.names()):
+        raise SetupError(
+            f"the packet runs the target '{target}', which nothing installed here offers",
+            details=[f"there are: {', '.join(known)}"],
+        )
 
 
 def _prepare(

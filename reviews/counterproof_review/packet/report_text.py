@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from counterproof.commands.console import number, percent
+from counterproof.commands.console import number, one_line, percent
 
 
 def render(record: Mapping[str, Any]) -> str:
@@ -76,7 +76,7 @@ def _differences(record: Mapping[str, Any]) -> list[str]:
         return ["No difference in code, libraries and hardware class.", ""]
     return [
         "Differences from the author's surroundings:",
-        *(f"- {line}" for line in record["differences"]),
+        *(f"- {one_line(line)}" for line in record["differences"]),
         "",
     ]
 

@@ -48,15 +48,22 @@ def check(archive: Archive, results: Mapping[str, Any], packet: Mapping[str, Any
         raise PacketError("E_ARMS", f"no arm is the {missing[0]}", path=layout.RESULTS)
     counts = packet["requests"]
     _check_shapes(results, opaque, counts)
+    _check_ratios(results)
+    rows = tables.check(archive, layout.RESULT_ROWS)
+    if not rows == results["rows"] == len(opaque) * sum(counts):
+        raise PacketError(
+            "E_ROWS",
+            f"{rows} rows, declared {results['rows']}, and the runs need {len(opaque) * sum(counts)}",
+            path=layout.RESULT_ROWS,
+        )
     found = _per_block(archive, results, opaque, counts)
     if found is None:
-        return "row counts as declared; this metric has no rows of its own"
+        return "row counts as declared, ratios follow from the summaries; this metric has no rows of its own"
     for name, values in found.items():
         if not _same(values, results["per_block"][name]):
             raise PacketError(
                 "E_ROWS", f"the summaries of arm {name} do not follow from its rows", path=layout.RESULTS
             )
-    _check_ratios(results)
     return f"{results['rows']} rows; every summary and ratio follows from them"
 
 
@@ -117,6 +124,7 @@ def _per_block(
     found: dict[str, list[float | None]] = {name: [None] * len(counts) for name in opaque}
     rows = 0
     seen = set()
+    outputs = {(run["arm"], run["block"]): run["outputs_sha256"] for run in results["runs"]}
     for (arm, block), frame in groups(archive):
         if arm not in opaque or not isinstance(block, int) or not 0 <= block < len(counts):
             raise PacketError("E_ROWS", "a row belongs to no run of this packet", path=layout.RESULT_ROWS)
@@ -125,6 +133,10 @@ def _per_block(
                 "E_ROWS",
                 f"block {block} of {arm} has {len(frame)} rows, not the {counts[block]} requests it declares",
                 path=layout.RESULT_ROWS,
+            )
+        if [v if isinstance(v, str) else None for v in frame["output_sha256"]] != outputs[(arm, block)]:
+            raise PacketError(
+                "E_ROWS", f"block {block} of {arm} has other outputs than its rows", path=layout.RESULTS
             )
         rows += len(frame)
         seen.add((arm, block))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from counterproof.record.schema import REQUESTS
@@ -20,6 +21,9 @@ from counterproof_review.packet.reader import Archive
 MAX_FOOTER_STRING = 1 << 16
 MAX_FOOTER_ITEMS = 1 << 16
 BATCH_ROWS = 4096
+MAX_TEXT_BYTES = 256  # digests, states, opaque names
+MAX_ROW_BYTES = 1024  # plain rows of these columns take less than 300
+MAX_OVERHEAD_BYTES = layout.MIB  # footer and page headers
 _ENCODINGS = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
 _TAG = b"PAR1"
 
@@ -57,17 +61,43 @@ def check(archive: Archive, path: str) -> int:
         raise PacketError("E_TABLE", f"carries metadata: {names}", path=path)
     if footer.num_rows > layout.MAX_ROWS:
         raise PacketError("E_LIMIT", f"{footer.num_rows} rows; at most {layout.MAX_ROWS}", path=path)
+    size = archive.members[path].size
+    if size > MAX_OVERHEAD_BYTES + footer.num_rows * MAX_ROW_BYTES:
+        raise PacketError("E_LIMIT", f"{size} bytes for {footer.num_rows} rows", path=path)
     _check_columns(footer, expected, path)
     return int(footer.num_rows)
 
 
 def batches(archive: Archive, path: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a checked table, a few thousand at a time."""
+    """The rows of a checked table, a few thousand at a time, as values of valid UTF-8 and bounded length.
+
+    What a page holds, its footer cannot promise: a dictionary page behind a footer that says PLAIN repeats one
+    long text a million times. So texts are read as dictionaries and spelled out only after their length is known.
+    """
     check(archive, path)
     try:
-        yield from _open(archive, path).iter_batches(batch_size=BATCH_ROWS)
-    except (pa.ArrowException, OSError) as error:
+        for batch in _open(archive, path, _texts(path)).iter_batches(batch_size=BATCH_ROWS):
+            yield _spelled_out(batch, path)
+    except (pa.ArrowException, OSError, MemoryError) as error:
         raise PacketError("E_TABLE", f"cannot be read: {_brief(error)}", path=path) from None
+
+
+def _texts(path: str) -> list[str]:
+    return [field.name for field in _allowed(path) if pa.types.is_string(field.type)]
+
+
+def _spelled_out(batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+            if longest > MAX_TEXT_BYTES:
+                raise PacketError("E_LIMIT", f"a text of {longest} bytes", path=path)
+            column = column.dictionary_decode()
+        columns.append(column)
+    plain = pa.RecordBatch.from_arrays(columns, schema=_allowed(path))
+    plain.validate(full=True)
+    return plain
 
 
 def _allowed(path: str) -> pa.Schema:
@@ -76,9 +106,10 @@ def _allowed(path: str) -> pa.Schema:
     return ALLOWED[path]
 
 
-def _open(archive: Archive, path: str) -> pq.ParquetFile:
+def _open(archive: Archive, path: str, dictionaries: list[str] | None = None) -> pq.ParquetFile:
     return pq.ParquetFile(
         pa.PythonFile(archive.file(path), mode="r"),
+        read_dictionary=dictionaries,
         thrift_string_size_limit=MAX_FOOTER_STRING,
         thrift_container_size_limit=MAX_FOOTER_ITEMS,
     )

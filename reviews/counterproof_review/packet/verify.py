@@ -11,7 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterproof_review.packet import arms, documents, inputs, layout, leaks, manifest, models, results
+from counterproof_review.packet import (
+    arms,
+    coherence,
+    documents,
+    inputs,
+    layout,
+    leaks,
+    manifest,
+    models,
+    one_factor,
+    results,
+)
 from counterproof_review.packet.content import check_suffix, read_object
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.labels import OPAQUE
@@ -121,6 +132,7 @@ def _documents(archive: Archive, report: Verification, entries: dict[str, Entry]
         raise PacketError(
             "E_SCHEMA", "claims to be blinded although its results are open", path=layout.PACKET
         )
+    coherence.check_metric(report.documents)
     return f"{len(report.documents)} documents, canonical JSON, every required field"
 
 
@@ -132,6 +144,7 @@ def _arms(archive: Archive, report: Verification, entries: dict[str, Entry]) -> 
             name = arms.opaque_of(path)
             report.arms[name] = dict(arms.check(path, read_object(archive, path), references))
     arms.check_equal_keys(report.arms)
+    coherence.check_models(report.arms, references)
     if len(report.arms) != report.packet["arms"]:
         raise PacketError("E_ARMS", f"{len(report.arms)} arms, declared {report.packet['arms']}")
     keys = len(next(iter(report.arms.values())))
@@ -150,10 +163,16 @@ def _inputs(archive: Archive, report: Verification, entries: dict[str, Entry]) -
         raise PacketError("E_EXTRA", "belongs to no declared block", path=extra[0])
     expected = {layout.WARMUP: report.packet["warmup_requests"]}
     expected |= {layout.input_path(block): count for block, count in enumerate(counts)}
+    extent = inputs.Extent()
     for path, count in expected.items():
-        found = sum(1 for _ in inputs.read(archive, path))
+        found = 0
+        for request in inputs.read(archive, path):
+            found += 1
+            if path != layout.WARMUP:
+                extent.add(request)
         if found != count:
             raise PacketError("E_ROWS", f"has {found} requests, declared {count}", path=path)
+    coherence.check_scope(report.documents, report.arms, extent.spans())
     return f"{blocks} blocks, {sum(counts)} requests as token ids, as declared"
 
 
@@ -174,4 +193,6 @@ def _leaks(report: Verification, entries: dict[str, Entry]) -> str:
 def _results(archive: Archive, report: Verification) -> str:
     if not all(OPAQUE.fullmatch(name) for name in report.arms):
         raise PacketError("E_ARMS", "an arm has no opaque name")
-    return results.check(archive, report.documents[layout.RESULTS], report.packet, set(report.arms))
+    document = report.documents[layout.RESULTS]
+    found = results.check(archive, document, report.packet, set(report.arms))
+    return f"{found}; {one_factor.check(report.arms, document)}"

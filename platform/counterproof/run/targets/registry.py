@@ -12,6 +12,11 @@ GROUP = "counterproof.targets"
 INTAGLIO_LOCAL = "intaglio_local"
 
 
+def names() -> list[str]:
+    """What `find` knows; nothing is loaded."""
+    return [INTAGLIO_LOCAL, *sorted(point.name for point in importlib.metadata.entry_points(group=GROUP))]
+
+
 def find(name: str) -> TargetKind:
     """The kind of target called `name`. Raises InputError that lists what there is, or SetupError."""
     if name == INTAGLIO_LOCAL:
@@ -20,8 +25,7 @@ def find(name: str) -> TargetKind:
         return IntaglioLocal()
     points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     if name not in points:
-        known = ", ".join([INTAGLIO_LOCAL, *sorted(points)])
-        raise InputError(f"there is no target '{name}'", details=[f"there are: {known}"])
+        raise InputError(f"there is no target '{name}'", details=[f"there are: {', '.join(names())}"])
     try:
         kind: TargetKind = points[name].load()()
     except Exception as error:
