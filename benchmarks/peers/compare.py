@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         say=lambda line: print(line, file=sys.stderr, flush=True),
         show=lambda text: print(text, flush=True),
     )
+    if args.references_only:
+        return 0 if all(comparison.references(workload) for workload, _ in comparison.cases) else 1
     print(f"cells are kept in {comparison.folder}; --resume it after an interruption", file=sys.stderr)
     document = comparison.run()
     if args.json:
@@ -90,6 +92,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", metavar="FILE", help="write the whole document to FILE")
     parser.add_argument("--results", metavar="NAME", help="write benchmarks/results/NAME.md and NAME.json")
+    parser.add_argument(
+        "--references-only",
+        action="store_true",
+        help="only compute transformers' fp32 tokens, which are kept",
+    )
     parser.add_argument("--resume", metavar="FOLDER", help="go on with the cells of this folder")
     return parser.parse_args(argv)
 

@@ -42,7 +42,7 @@ class Comparison:
         """Run what is not there yet and return the document. A contestant that fails is noted, not fatal."""
         found = []
         for workload, dtype in self.cases:
-            references = self._references(workload)
+            references = self.references(workload)
             runs: Runs = {contestant.name: {} for contestant in self.contestants}
             rates: list[floors.Rates] = []
             for repeat in range(self.repeats):
@@ -79,8 +79,11 @@ class Comparison:
 
     def _identity(self, contestant: Contestant, dtype: str, sha256: str) -> dict[str, Any]:
         record = environments.read_record(self.setting.root, contestant.peer)
+        # ours changes without another requirement: cells of another commit are not taken up again
+        code = machine.code(cells.REPOSITORY) if contestant.peer == "intaglio" else {}
         return {
             "contestant": contestant.name,
+            "code": code,
             "options": contestant.options,
             "requirements": record.requirements if record else [],
             "dtype": dtype,
@@ -101,7 +104,7 @@ class Comparison:
             return None
         return floors.Rates(answer["read_gb_s"], answer["matmul_gflop_s"])
 
-    def _references(self, workload: str) -> dict[int, list[list[int]]]:
+    def references(self, workload: str) -> dict[int, list[list[int]]]:
         """transformers' fp32 tokens by repeat, one prompt at a time (no padding); kept across comparisons."""
         if environments.read_record(self.setting.root, "transformers") is None:
             return {}
@@ -136,7 +139,7 @@ class Comparison:
         return {
             "workload": workload,
             "dtype": dtype,
-            "title": workloads.TITLES[workload],
+            "title": workloads.title(workloads.case(self.data, workload, 0)),
             "contestants": summary,
             "own": own,
             "ratio_metrics": list(keys),

@@ -63,7 +63,7 @@ def read_shape(folder: Path) -> Shape:
 def floor(
     case: Case, shape: Shape, dtype: str, rates: Rates, weight_bytes: float | None = None
 ) -> dict[str, float]:
-    """Milliseconds: `ttft_ms` (one request's prompt; a batch's is that of the whole batch), `tpot_ms`, `wall_ms`.
+    """Milliseconds: `tpot_ms` and `wall_ms` of the whole batch, and for a single request `ttft_ms`.
 
     weight_bytes: of a format whose size is that of a file; else elements times the dtype's bytes. Products are
     bounded by the faster of the measured rates for a quantised format, whose values are converted first.
@@ -81,7 +81,8 @@ def floor(
     prompts += sum(_prompt_gflop(shape, case.shared, len(prompt)) for prompt in case.batch)
     ttft = prompts / rate * 1e3
     step = max(read_ms, rows * 2 * (shape.body + shape.head) / 1e9 / rate * 1e3)
-    return {"ttft_ms": ttft, "tpot_ms": step, "wall_ms": ttft + (case.new - 1) * step}
+    found = {"tpot_ms": step, "wall_ms": ttft + (case.new - 1) * step}
+    return found | ({"ttft_ms": ttft} if rows == 1 else {})
 
 
 def _prompt_gflop(shape: Shape, start: int, end: int) -> float:

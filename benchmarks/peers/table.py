@@ -166,7 +166,10 @@ def _ratio_lines(case: dict[str, Any], titles: dict[str, str]) -> list[str]:
 
 
 def _ratio(cell: dict[str, float] | None) -> str:
-    return "" if cell is None else f"{cell['median']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+    if cell is None:
+        return ""
+    low, high = f"{cell['low']:.2f}", f"{cell['high']:.2f}"
+    return f"{cell['median']:.2f}" + ("" if low == high else f" ({low}-{high})")
 
 
 def _number(value: float | None, digits: int) -> str:

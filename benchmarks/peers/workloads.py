@@ -18,13 +18,6 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("w1", "w2", "w3", "w4", "w4-nocache")
-TITLES = {
-    "w1": "one prompt of 512 tokens, 128 new",
-    "w2": "16 prompts of 128 to 512 tokens together, 64 new each",
-    "w3": "16 prompts with a common prefix of 1,024 tokens together, 16 new each",
-    "w4": "one prompt of 128 tokens, 64 new",
-    "w4-nocache": "one prompt of 128 tokens, 64 new, without a KV cache",
-}
 SEED = 20261129
 
 
@@ -43,6 +36,15 @@ class Case:
     def sha256(self) -> str:
         """Identifies what is measured: the prompts and how many tokens follow each."""
         return hashlib.sha256(json.dumps([self.batch, self.new]).encode()).hexdigest()
+
+
+def title(case: Case) -> str:
+    """What a case runs, in words."""
+    lengths = sorted(map(len, case.batch))
+    span = str(lengths[0]) if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]}"
+    rows = "one prompt" if len(lengths) == 1 else f"{len(lengths)} prompts together"
+    shared = f" with a common prefix of {case.shared}" if case.shared else ""
+    return f"{rows}, {span} tokens{shared}, {case.new} new each" + ("" if case.cache else ", no KV cache")
 
 
 def case(data: dict[str, Any], workload: str, repeat: int) -> Case:

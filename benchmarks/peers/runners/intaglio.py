@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.runners.protocol import Batch, Prompts, Task, UnsupportedTaskError, serve
 
@@ -20,7 +20,7 @@ class Intaglio:
         from intaglio.errors import IntaglioError
 
         known = flatten(EngineConfig())
-        values = {
+        values: dict[str, Any] = {
             "model": task.model,
             "dtype": task.dtype,
             "kv_cache.enabled": task.cache,

@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI: its generator on a batch, padded on the left, one step at a time."""
+"""ONNX Runtime GenAI: its generator on a batch, padded on the right, one step at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class OnnxRuntime:
         import numpy as np
 
         width = max(map(len, prompts))
-        ids = np.array([[self._padding] * (width - len(prompt)) + prompt for prompt in prompts], dtype=np.int32)
+        ids = np.array(
+            [prompt + [self._padding] * (width - len(prompt)) for prompt in prompts], dtype=np.int32
+        )
         params = self._genai.GeneratorParams(self._model)
         # min_length keeps the end token's stand-in from being chosen
         params.set_search_options(
@@ -60,7 +62,7 @@ class OnnxRuntime:
 
     def facts(self) -> dict[str, str]:
         """How it batches."""
-        return {"batching": "static, padded on the left", "provider": "cpu"}
+        return {"batching": "static, padded on the right", "provider": "cpu"}
 
 
 def _config(task: Task) -> str:
