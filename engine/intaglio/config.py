@@ -23,6 +23,7 @@ DEVICES = ("cpu", "cuda")
 SPECULATION_METHODS = ("none", "ngram", "early_exit", "draft")
 GRAPH_MODES = ("eager", "compile", "capture")
 KV_FORMATS = ("auto", "fp32", "bf16")
+WEIGHT_FORMATS = ("auto", "int8", "q8_0", "q4_1")
 WAIT_POLICIES = ("active", "passive")
 
 
@@ -31,6 +32,13 @@ class NumericsConfig:
     """`mode`: fast (library kernels) or invariant (bitwise independent of batch, chunking and cache)."""
 
     mode: str = "fast"
+
+
+@dataclass(frozen=True)
+class WeightsConfig:
+    """`format`: auto (that of `dtype`), int8 (a scale per output), or GGUF's blocks q8_0 and q4_1; weights only."""
+
+    format: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,7 @@ class EngineConfig:
     dtype: str = "bf16"
     device: str = "cpu"
     numerics: NumericsConfig = field(default_factory=NumericsConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
     prefix_cache: SwitchConfig = field(default_factory=SwitchConfig)
     context_cache: SwitchConfig = field(default_factory=SwitchConfig)
@@ -154,6 +163,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "device": DEVICES,
     "numerics.mode": NUMERICS_MODES,
     "kv_cache.format": KV_FORMATS,
+    "weights.format": WEIGHT_FORMATS,
     "speculation.method": SPECULATION_METHODS,
     "graph.mode": GRAPH_MODES,
     "threads.wait_policy": WAIT_POLICIES,

@@ -337,3 +337,7 @@ class Engine:
         wanted, real = self._config.threads.wait_policy, self._loaded.threads.wait_policy
         if wanted != real:
             self._telemetry.event("fallback", path="threads.wait_policy", wanted=wanted, effective=real)
+        facts = self._loaded.facts
+        if facts.fallback:
+            fields = {"wanted": "native", "effective": facts.kernel_path, "reason": facts.fallback}
+            self._telemetry.event("fallback", path="kernel_path", **fields)

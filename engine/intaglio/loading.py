@@ -32,7 +32,8 @@ class StepRunner(Protocol):
 class ModelFacts:
     """What an engine needs to know of its workers.
 
-    kv_bytes_per_token: per pool group, bytes of KV that one token takes.
+    kv_bytes_per_token: per pool group, bytes of KV that one token takes. fallback: why the kernels are not those
+    that the numerics mode wants, or "".
     """
 
     architecture: str
@@ -43,6 +44,7 @@ class ModelFacts:
     kernel_path: str
     kv_format: str
     kv_bytes_per_token: tuple[int, ...]
+    fallback: str = ""
 
     @classmethod
     def read(cls, description: Mapping[str, Any]) -> ModelFacts:
@@ -57,6 +59,7 @@ class ModelFacts:
                 kernel_path=str(description["kernel_path"]),
                 kv_format=str(description["kv_format"]),
                 kv_bytes_per_token=tuple(map(int, description["kv_bytes_per_token"])),
+                fallback=str(description.get("fallback", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise WorkerError(f"the worker's description is incomplete: {error!r}") from error

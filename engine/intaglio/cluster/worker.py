@@ -12,16 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from intaglio.compute import selftest
 from intaglio.compute.accounting import step_cost
-from intaglio.compute.batch import build_batch
-from intaglio.compute.decoder import Decoder
-from intaglio.compute.graph import EagerGraph
-from intaglio.compute.layers import RopeTable
-from intaglio.compute.numerics import choose, choose_layouts
-from intaglio.compute.shard import ShardGroup
+from intaglio.compute.backend import load_backend
 from intaglio.compute.spec import read_spec
-from intaglio.compute.weights import load_weights
 from intaglio.config import EngineConfig
 from intaglio.errors import ConfigError, WorkerError
 from intaglio.intake.step_plan import RowPlan, RowResult, StepPlan, StepResult
@@ -40,19 +33,22 @@ class Worker:
     def __init__(self, config: EngineConfig, model_folder: Path) -> None:
         self._config = config
         self._device = _device(config)
-        torch.set_num_threads(config.threads.count or _usable_cores())
+        threads = config.threads.count or _usable_cores()
+        torch.set_num_threads(threads)
         dtype = _TORCH_DTYPES[config.dtype]
-        self._spec = read_spec(model_folder)
-        layouts = choose_layouts(dtype, self._device)
-        self._numerics = choose(config.numerics.mode, self._device, layouts)
-        with torch.inference_mode():
-            weights = load_weights(model_folder, self._spec, dtype, self._device, layouts)
-            if config.numerics.mode == "invariant":
-                selftest.require_invariance(self._numerics, self._spec, weights)
-        self._decoder = Decoder(self._spec, weights, self._numerics, ShardGroup())
-        self._graph = EagerGraph(self._decoder)
-        self._rope = RopeTable(self._spec, self._device)
         kv_dtype = dtype if config.kv_cache.format == "auto" else _TORCH_DTYPES[config.kv_cache.format]
+        self._spec = read_spec(model_folder)
+        with torch.inference_mode():
+            self._backend, self._fallback = load_backend(
+                config.numerics.mode,
+                model_folder,
+                self._spec,
+                dtype,
+                kv_dtype,
+                self._device,
+                threads,
+                config.weights.format,
+            )
         self._pool = PoolGroup(self._spec.layers, self._spec.kv_heads, self._spec.head_dim, kv_dtype)
         self._store: KVStore | None = None
 
@@ -63,7 +59,7 @@ class Worker:
 
     def describe(self) -> Description:
         """Facts about what was loaded, plain values. Tuples hold one value per pool group."""
-        spec, weights = self._spec, self._decoder.weights
+        spec = self._spec
         return {
             "architecture": spec.family,
             "layers": spec.layers,
@@ -73,14 +69,15 @@ class Worker:
             "head_dim": spec.head_dim,
             "vocab_size": spec.vocab,
             "max_positions": spec.max_positions,
-            "parameters": weights.parameters,
-            "weight_bytes": weights.nbytes,
+            "parameters": self._backend.parameters,
+            "weight_bytes": self._backend.weight_bytes,
             "eos_token_ids": spec.eos_token_ids,
             "bos_token_id": spec.bos_token_id,
             "kv_format": "fp32" if self._pool.dtype == torch.float32 else "bf16",
             "kv_bytes_per_token": (self._pool.bytes_per_token,),
             "kv_blocks_fit": self._blocks_fit(),
-            "kernel_path": self._numerics.path,
+            "kernel_path": self._backend.path,
+            "fallback": self._fallback,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
@@ -130,8 +127,9 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Drop the KV store. The worker cannot execute cached steps afterwards."""
+        """Drop the KV store and stop the kernels' threads. The worker cannot execute steps afterwards."""
         self._store = None
+        self._backend.close()
 
     def _blocks_fit(self) -> int:
         if not self._config.kv_cache.enabled:
@@ -144,10 +142,7 @@ class Worker:
     ) -> tuple[torch.Tensor, tuple[tuple[str, str], ...]]:
         if not rows:
             return torch.empty(0, self._spec.vocab), ()
-        batch = build_batch(rows, store, self._rope, self._device)
-        gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
-        events = (("kv_gather", str(gathers)),) if gathers else ()
-        return self._graph.run(batch), events
+        return self._backend.run(rows, store)
 
     def _refuse(self, row: RowPlan, use_cache: bool) -> str:
         """Why a row cannot be computed, or ""."""

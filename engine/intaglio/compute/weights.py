@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,54 @@ def load_weights(
 
     Raises ModelError for a missing, wrongly shaped, quantised or unreadable tensor, naming it.
     """
-    reader = _Checkpoint(folder)
-    loader = _Loader(reader, spec, dtype, device, layouts.linear)
-    layers = tuple(loader.layer(i) for i in range(spec.layers))
-    with reader.opened():
-        head_name = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
-        if not spec.tied and not reader.has(head_name):
-            raise ModelError(f"{folder}: {head_name} is missing although the head is not tied")
-        # A tied head is also the embedding, whose rows must stay readable: it is not packed, nor held twice.
-        loader.layout = layouts.tied_head if spec.tied else layouts.linear
-        head = loader.linear([head_name], [spec.vocab], spec.hidden, None)
-        embedding = (
-            None if spec.tied else loader.dense("model.embed_tokens.weight", (spec.vocab, spec.hidden))
-        )
-        final_norm = loader.norm("model.norm.weight", spec.hidden)
-    return ModelWeights(embedding, layers, final_norm, head, dtype, loader.parameters, loader.nbytes)
+    source = WeightSource(folder, spec, dtype, device, layouts)
+    layers = tuple(source.layers())
+    return replace(source.outer(), layers=layers, parameters=source.parameters, nbytes=source.nbytes)
+
+
+class WeightSource:
+    """A checkpoint's weights layer by layer, for a path that lays each one out anew and drops it."""
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, layouts: Layouts
+    ) -> None:
+        self._reader = _Checkpoint(folder)
+        self._spec = spec
+        self._dtype = dtype
+        self._layouts = layouts
+        self._loader = _Loader(self._reader, spec, dtype, device, layouts.linear)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters handed out so far."""
+        return self._loader.parameters
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes handed out so far."""
+        return self._loader.nbytes
+
+    def layers(self) -> Iterator[LayerWeights]:
+        """The layers in order. Raises ModelError (see load_weights)."""
+        for index in range(self._spec.layers):
+            yield self._loader.layer(index)
+
+    def outer(self) -> ModelWeights:
+        """Everything outside the layers, with `layers` empty."""
+        spec, loader, layouts = self._spec, self._loader, self._layouts
+        with self._reader.opened():
+            head_name = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
+            if not spec.tied and not self._reader.has(head_name):
+                raise ModelError(
+                    f"{self._reader.folder}: {head_name} is missing although the head is not tied"
+                )
+            # A tied head is also the embedding, whose rows must stay readable: it is not packed, nor held twice.
+            loader.layout = layouts.tied_head if spec.tied else layouts.linear
+            head = loader.linear([head_name], [spec.vocab], spec.hidden, None)
+            shape = (spec.vocab, spec.hidden)
+            embedding = None if spec.tied else loader.dense("model.embed_tokens.weight", shape)
+            final_norm = loader.norm("model.norm.weight", spec.hidden)
+        return ModelWeights(embedding, (), final_norm, head, self._dtype, loader.parameters, loader.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

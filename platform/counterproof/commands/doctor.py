@@ -163,9 +163,18 @@ def check_engine() -> Iterator[Finding]:
             yield Finding(f"invariant {dtype}", FAIL, "the self-test failed", str(error))
             continue
         path = target.effective_config().get("kernel_path")
+        fallen = [
+            e for e in target.drain().events if e.get("kind") == "fallback" and e.get("path") == "kernel_path"
+        ]
         target.close()
         seconds = time.perf_counter() - began
-        yield Finding(f"invariant {dtype}", OK, f"self-test passed in {seconds:.1f} s, kernels {path}")
+        detail = f"self-test passed in {seconds:.1f} s, kernels {path}"
+        yield Finding(
+            f"invariant {dtype}",
+            WARN if fallen else OK,
+            detail,
+            "; ".join(f"not the native kernels: {event.get('reason')}" for event in fallen),
+        )
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

@@ -101,7 +101,9 @@ def test_prefill_and_decode_give_transformers_logits(pair, drive, mode):
         assert_close(ours, theirs)
         assert_same_choices(ours, theirs, POSITIONS - 4)
     assert driver.tokens == 3 * POSITIONS
-    assert driver.results[-1].events == (("kv_gather", "1"),)
+    # The native kernels read scattered blocks where they lie; torch's operators gather them first.
+    native = "native" in driver.worker.describe()["kernel_path"]
+    assert driver.results[-1].events == (() if native else (("kv_gather", "1"),))
 
 
 def test_greedy_generation_equals_transformers_while_it_is_sure(pair, drive):

@@ -360,6 +360,15 @@ def test_doctor_checks_clock_code_models_and_invariance(call: Call) -> None:
         assert "self-test passed" in status[f"invariant {dtype}"]
 
 
+def test_doctor_says_why_the_native_kernels_are_not_used(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTAGLIO_NATIVE_ISA", "off")
+    code, out, err = call("doctor")
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("invariant ")]
+    assert all("warning" in line and "self-test passed" in line for line in lines)
+    assert "not the native kernels: switched off" in out + err
+
+
 @pytest.mark.slow
 def test_the_whole_spine_with_the_real_engine(call: Call, store: Path) -> None:
     """The KV-cache experiment on the model that ships: study, comparison, decision, packet, replay."""

@@ -1,0 +1,97 @@
+"""What computes a step's logits: torch's operators, or the native kernels. A worker holds one and knows no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from intaglio.compute import selftest
+from intaglio.compute.batch import build_batch
+from intaglio.compute.decoder import Decoder
+from intaglio.compute.graph import EagerGraph
+from intaglio.compute.layers import RopeTable
+from intaglio.compute.native import backend as native
+from intaglio.compute.numerics import choose, choose_layouts
+from intaglio.compute.shard import ShardGroup
+from intaglio.compute.spec import ModelSpec
+from intaglio.compute.weights import load_weights
+from intaglio.errors import ConfigError
+from intaglio.intake.step_plan import RowPlan
+from intaglio.state.kv_store import KVStore
+
+Events = tuple[tuple[str, str], ...]
+
+
+class Backend(Protocol):
+    """`path` names the kernels taken and is part of the environment's identity."""
+
+    path: str
+    parameters: int
+    weight_bytes: int
+
+    def run(self, rows: Sequence[RowPlan], store: KVStore | None) -> tuple[torch.Tensor, Events]:
+        """fp32 logits of the rows' chosen queries [logit rows, vocab], and counted events. `store` None: no cache."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TorchBackend:
+    """Runs the decoder on torch's operators, on any device, in either numerics mode."""
+
+    def __init__(
+        self, mode: str, folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        layouts = choose_layouts(dtype, device)
+        numerics = choose(mode, device, layouts)
+        weights = load_weights(folder, spec, dtype, device, layouts)
+        if mode == "invariant":
+            selftest.require_invariance(numerics, spec, weights)
+        self._spec = spec
+        self._device = device
+        self._graph = EagerGraph(Decoder(spec, weights, numerics, ShardGroup()))
+        self._rope = RopeTable(spec, device)
+        self.path = numerics.path
+        self.parameters = weights.parameters
+        self.weight_bytes = weights.nbytes
+
+    def run(self, rows: Sequence[RowPlan], store: KVStore | None) -> tuple[torch.Tensor, Events]:
+        """See Backend.run."""
+        batch = build_batch(rows, store, self._rope, self._device)
+        gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
+        return self._graph.run(batch), ((("kv_gather", str(gathers)),) if gathers else ())
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+
+def load_backend(
+    mode: str,
+    folder: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    threads: int,
+    weight_format: str = "auto",
+) -> tuple[Backend, str]:
+    """The backend of a numerics mode, and why it is not the one that was wanted ("" if it is).
+
+    Invariant mode on a CPU wants the native kernels; where they cannot be had it takes torch's operators in row
+    tiles, which must pass their own self-test or NumericsError is raised. A quantised weight format is the native
+    kernels' alone: ConfigError where they cannot be had.
+    """
+    reason = ""
+    if mode == "invariant" and device.type == "cpu":
+        loaded, reason = native.load(folder, spec, dtype, kv_dtype, threads, weight_format)
+        if loaded is not None:
+            return loaded, ""
+    if weight_format != "auto":
+        why = reason or "they serve numerics.mode=invariant on device=cpu"
+        raise ConfigError(
+            f"weights.format={weight_format} needs the native kernels: {why}", field="weights.format"
+        )
+    return TorchBackend(mode, folder, spec, dtype, device), reason

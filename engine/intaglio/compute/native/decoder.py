@@ -1,0 +1,103 @@
+"""The decoder on native kernels: a step's rows become flat arrays, and one call runs a range of layers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from intaglio.compute.layers import RopeTable
+from intaglio.compute.native.library import FORMAT_OF, Context
+from intaglio.compute.native.model import NativeModel
+from intaglio.compute.native.structs import IgStep
+from intaglio.compute.spec import ModelSpec
+from intaglio.intake.step_plan import RowPlan
+from intaglio.state.kv_store import KVStore
+
+# A block so long that every position of an uncached row lies in the first one.
+_ENDLESS = 1 << 40
+
+
+class NativeDecoder:
+    """Runs steps of one packed model in one context. Hidden states are fp32 [tokens, hidden]."""
+
+    def __init__(self, spec: ModelSpec, model: NativeModel, context: Context, kv_dtype: torch.dtype) -> None:
+        self.spec = spec
+        self.model = model
+        self.context = context
+        self._kv_dtype = kv_dtype
+        self._rope = RopeTable(spec, torch.device("cpu"))
+
+    def run(self, rows: Sequence[RowPlan], store: KVStore | None) -> torch.Tensor:
+        """fp32 logits of the rows' chosen queries, in order [logit rows, vocab]."""
+        logits = torch.empty(sum(len(row.logit_rows) for row in rows), self.spec.vocab)
+        self.forward(rows, store, logits=logits)
+        return logits
+
+    def forward(
+        self,
+        rows: Sequence[RowPlan],
+        store: KVStore | None,
+        hidden: torch.Tensor | None = None,
+        first: int = 0,
+        last: int | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run layers [first, last) over the rows laid end to end; keys and values are stored on the way.
+
+        Without `hidden` the tokens are embedded first, else it is changed in place. `logits` receives those of
+        the rows' logit_rows. Returns the hidden states.
+        """
+        spec = self.spec
+        flat = _Flat(rows, store)
+        cos, sin = self._rope.tables(flat.last_position + 1)
+        if hidden is None:
+            hidden = torch.empty(flat.token_count, spec.hidden)
+        step = IgStep()
+        step.tokens, step.positions = _address(flat.tokens), _address(flat.positions)
+        step.rows, step.tables = _address(flat.rows), _address(flat.tables)
+        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
+        step.token_count, step.row_count = flat.token_count, len(rows)
+        step.hidden, step.first, step.last = hidden.data_ptr(), first, spec.layers if last is None else last
+        if first > 0:
+            step.tokens = None
+        if logits is not None and logits.shape[0]:
+            step.logit_rows, step.logits, step.logit_count = (
+                _address(flat.logits),
+                logits.data_ptr(),
+                logits.shape[0],
+            )
+        if store is None:
+            step.kv.block_tokens, step.kv.format = _ENDLESS, FORMAT_OF[self._kv_dtype]
+        else:
+            step.kv.base, step.kv.layer_stride = store.data.data_ptr(), store.data.stride(0)
+            step.kv.block_tokens, step.kv.format = store.block_tokens, FORMAT_OF[store.group.dtype]
+        self.context.forward(self.model.struct, step)
+        return hidden
+
+
+class _Flat:
+    """A step's rows as arrays of whole numbers (see IgRow)."""
+
+    def __init__(self, rows: Sequence[RowPlan], store: KVStore | None) -> None:
+        self.tokens, self.positions, self.logits = array("i"), array("i"), array("i")
+        self.tables = array("i") if store is not None else array("i", (0,))
+        self.rows = array("q")
+        self.last_position = 0
+        for row in rows:
+            start, count = len(self.tokens), len(row.tokens)
+            self.tokens.extend(row.tokens)
+            self.positions.extend(range(row.start, row.start + count))
+            self.logits.extend(start + i for i in row.logit_rows)
+            if store is None:
+                self.rows.extend((start, count, 0, 0, start))
+            else:
+                self.rows.extend((start, count, row.context_len, len(self.tables), 0))
+                self.tables.extend(row.block_tables[0])
+            self.last_position = max(self.last_position, row.start + count - 1)
+        self.token_count = len(self.tokens)
+
+
+def _address(numbers: array[int]) -> int:
+    return numbers.buffer_info()[0]

@@ -1,0 +1,155 @@
+// Work on single rows: norms, rotary embedding with storage of keys and values, conversions, SiLU, best token.
+#pragma once
+#include "kernels.h"
+#include "panel.h"
+
+namespace IG_NS {
+
+// Zeros behind `width` up to the activations' stride: they are multiplied with padding of the weights.
+template <class T>
+IG_INLINE void pad_row(T* y, int64_t width) {
+    const int64_t end = ig::act_stride(width);
+    for (int64_t i = width; i < end; i++) y[i] = T(0);
+}
+
+IG_INLINE void store_act(void* y, int64_t at, V a, int64_t n, bool acts_bf16) {
+    if (!acts_bf16) {
+        if (n >= W) v_store((float*)y + at, a);
+        else v_store_n((float*)y + at, a, n);
+        return;
+    }
+    if (n >= W) {
+        v_to_bf16((uint16_t*)y + at, a);
+        return;
+    }
+    uint16_t part[W];
+    v_to_bf16(part, a);
+    for (int64_t i = 0; i < n; i++) ((uint16_t*)y)[at + i] = part[i];
+}
+
+IG_INLINE V load_up_to(const float* p, int64_t n) { return n >= W ? v_load(p) : v_load_n(p, n); }
+
+// 1 / sqrt(mean(x^2) + eps): four interleaved sums in lanes, then halves onto each other.
+static float norm_scale(const float* x, int64_t width, float eps) {
+    V s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    int64_t i = 0;
+    for (; i + 4 * W <= width; i += 4 * W)
+        for (int j = 0; j < 4; j++) {
+            V a = v_load(x + i + j * W);
+            s[j] = v_fma(a, a, s[j]);
+        }
+    for (int j = 0; i < width; i += W, j++) {
+        V a = load_up_to(x + i, width - i);
+        s[j] = v_fma(a, a, s[j]);
+    }
+    float sum = v_hsum(v_add(v_add(s[0], s[1]), v_add(s[2], s[3])));
+    return 1.0f / __builtin_sqrtf(sum / float(width) + eps);
+}
+
+static void norm(const ig::NormJob& job, int64_t row) {
+    const float* x = job.x + (job.index ? int64_t(job.index[row]) : row) * job.ldx;
+    V scale = v_set(norm_scale(x, job.width, job.eps));
+    const int64_t start = row * job.ldy;
+    for (int64_t i = 0; i < job.width; i += W) {
+        const int64_t n = job.width - i;
+        V a = v_mul(v_mul(load_up_to(x + i, n), scale), load_up_to(job.weight + i, n));
+        store_act(job.y, start + i, a, n, job.acts_bf16);
+    }
+    if (job.acts_bf16) pad_row((uint16_t*)job.y + start, job.width);
+    else pad_row((float*)job.y + start, job.width);
+}
+
+static void convert(const float* x, void* y, int64_t width, bool acts_bf16) {
+    for (int64_t i = 0; i < width; i += W) store_act(y, i, load_up_to(x + i, width - i), width - i, acts_bf16);
+    if (acts_bf16) pad_row((uint16_t*)y, width);
+    else pad_row((float*)y, width);
+}
+
+// One head in place: norm if asked, then x cos + swap(x) sin with the halves exchanged.
+static void rotate(float* x, const float* cos, const float* sin, const float* weight, float eps, int64_t dim) {
+    if (weight) {
+        V scale = v_set(norm_scale(x, dim, eps));
+        for (int64_t i = 0; i < dim; i += W) {
+            const int64_t n = dim - i;
+            V a = v_mul(v_mul(load_up_to(x + i, n), scale), load_up_to(weight + i, n));
+            if (n >= W) v_store(x + i, a);
+            else v_store_n(x + i, a, n);
+        }
+    }
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i += W) {
+        const int64_t n = half - i;
+        V a = load_up_to(x + i, n), b = load_up_to(x + half + i, n);
+        V c = load_up_to(cos + i, n), s = load_up_to(sin + half + i, n);
+        V low = v_sub(v_mul(a, c), v_mul(b, s)), high = v_add(v_mul(b, c), v_mul(a, s));
+        if (n >= W) {
+            v_store(x + i, low);
+            v_store(x + half + i, high);
+        } else {
+            v_store_n(x + i, low, n);
+            v_store_n(x + half + i, high, n);
+        }
+    }
+}
+
+static void store_kv(const float* x, uint8_t* base, int64_t element, int64_t dim, int64_t format) {
+    const bool half = format == IG_BF16;
+    void* at = half ? (void*)((uint16_t*)base + element) : (void*)((float*)base + element);
+    for (int64_t i = 0; i < dim; i += W) store_act(at, i, load_up_to(x + i, dim - i), dim - i, half);
+}
+
+static void rope(const ig::RopeJob& job, const ig::KvView& kv, int64_t token, int64_t slot, int64_t first,
+                 int64_t last) {
+    const int64_t dim = job.head_dim, group = job.heads / job.kv_heads;
+    float* row = job.qkv + token * job.ld;
+    float* keys = row + job.heads * dim;
+    float* values = keys + job.kv_heads * dim;
+    const float* cos = job.cos + job.positions[token] * dim;
+    const float* sin = job.sin + job.positions[token] * dim;
+    for (int64_t h = first; h < last; h++) {
+        for (int64_t g = h * group; g < (h + 1) * group; g++)
+            rotate(row + g * dim, cos, sin, job.qk_norm ? job.qk_norm + g * dim : nullptr, job.eps, dim);
+        const float* weight = job.qk_norm ? job.qk_norm + (job.heads + h) * dim : nullptr;
+        rotate(keys + h * dim, cos, sin, weight, job.eps, dim);
+        const int64_t at = (slot * 2 * job.kv_heads + h) * dim;
+        store_kv(keys + h * dim, kv.base, at, dim, kv.format);
+        store_kv(values + h * dim, kv.base, at + job.kv_heads * dim, dim, kv.format);
+    }
+}
+
+static void swiglu(const float* gate, const float* up, float* y, int64_t count) {
+    for (int64_t i = 0; i < count; i += W) {
+        const int64_t n = count - i;
+        V s = v_mul(v_silu(load_up_to(gate + i, n)), load_up_to(up + i, n));
+        if (n >= W) v_store(y + i, s);
+        else v_store_n(y + i, s, n);
+    }
+}
+
+// Best token (lowest id on a tie), its logit, the second best logit, and the log of the sum of exponentials.
+static void top(const float* logits, int64_t count, int64_t* best, float* values) {
+    V high = v_set(-__builtin_inff());
+    int64_t i = 0;
+    for (; i + W <= count; i += W) high = v_max(high, v_load(logits + i));
+    float first = v_hmax(high);
+    for (; i < count; i++) first = logits[i] > first ? logits[i] : first;
+    int64_t at = 0;
+    while (at < count && !(logits[at] == first)) at++;
+    float second = -__builtin_inff();
+    for (i = 0; i < count; i++)
+        if (i != at && logits[i] > second) second = logits[i];
+    V sum = v_zero(), top_v = v_set(first);
+    for (i = 0; i + W <= count; i += W) sum = v_add(sum, v_exp(v_sub(v_load(logits + i), top_v)));
+    float total = v_hsum(sum);
+    for (; i < count; i++) {
+        float one[W];
+        v_store(one, v_exp(v_set(logits[i] - first)));
+        total += one[0];
+    }
+    *best = at < count ? at : -1;
+    values[0] = first;
+    values[1] = second;
+    values[2] = first + __builtin_logf(total);
+}
+
+}  // namespace IG_NS

@@ -1,0 +1,223 @@
+// A tile of keys and values from a paged store into panels, and its scores into weights.
+#pragma once
+#include "kernels.h"
+#include "panel.h"
+#include "rows.h"
+
+namespace IG_NS {
+
+using ig::AttentionJob;
+using ig::KEY_TILE;
+
+// Pointers to the tokens [low, high] of a tile (their first key head); null for the others.
+static void find_keys(const AttentionJob& job, const IgRow& row, int64_t start, int64_t low, int64_t high,
+                      const uint8_t** sources) {
+    const int64_t width = job.kv.format == IG_BF16 ? 2 : 4, size = job.kv.block_tokens;
+    const int64_t token = 2 * job.kv_heads * job.head_dim * width;
+    const int64_t from = max_of(start, low), to = min_of(start + KEY_TILE - 1, high);
+    for (int64_t i = 0; i < KEY_TILE; i++) sources[i] = nullptr;
+    // One division for the first key, then block by block.
+    int64_t p = from, block = from / size, offset = from % size;
+    for (; p <= to; block++, offset = 0) {
+        const int64_t slot = int64_t(job.tables[row.table + block]) * size + offset + row.slot_offset;
+        const uint8_t* at = job.kv.base + slot * token;
+        for (; offset < size && p <= to; offset++, p++, at += token) sources[p - start] = at;
+    }
+}
+
+// Brings the next tile nearer, a few cache lines at a time between the work on this one: a step walks far more
+// memory than the caches keep. A task of one head asks for that head's lines, which lie too far apart for the
+// hardware to guess; in a task of all heads each asks for its share of whole tokens, in the order they lie in.
+class Ahead {
+  public:
+    Ahead(const uint8_t* const* next, int64_t key, int64_t step, int64_t bytes, int64_t heads, int64_t head)
+        : next_(next), end_(KEY_TILE * (head + 1) / heads), token_(KEY_TILE * head / heads), parts_(heads > 1 ? 1 : 2),
+          key_(heads > 1 ? 0 : key), step_(step), bytes_(heads > 1 ? 2 * step : bytes) {
+        lines_ = (end_ - token_) * parts_ * ((bytes_ + 63) / 64);
+        open();
+    }
+
+    int64_t lines() const { return lines_; }
+
+    void bring(int64_t count) {
+        for (; count > 0 && at_; count--) {
+            prefetch(at_);
+            at_ += 64;
+            if (at_ >= stop_) {
+                if (++part_ == parts_) {
+                    part_ = 0;
+                    token_++;
+                }
+                open();
+            }
+        }
+    }
+
+  private:
+    void open() {
+        at_ = token_ < end_ ? next_[token_] : nullptr;
+        if (!at_) return;
+        at_ += key_ + part_ * step_;
+        stop_ = at_ + bytes_;
+    }
+
+    const uint8_t* const* next_;
+    const int64_t end_;
+    int64_t token_, part_ = 0, lines_;
+    const int64_t parts_, key_, step_, bytes_;
+    const uint8_t *at_ = nullptr, *stop_ = nullptr;
+};
+
+// What a key or value that nobody sees is made of.
+constexpr int64_t MAX_HEAD_BYTES = 2048;
+alignas(64) static const uint8_t ZEROS[MAX_HEAD_BYTES] = {0};
+
+#if defined(IG_AVX512)
+// 16 rows of 16 units to 16 columns.
+IG_INLINE void transpose16(const uint8_t* const* rows, uint32_t* to) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i]);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
+        b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+        b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+        b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm512_storeu_si512(to + (i)*PANEL, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
+        _mm512_storeu_si512(to + (i + 8) * PANEL, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
+        _mm512_storeu_si512(to + (i + 4) * PANEL, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
+        _mm512_storeu_si512(to + (i + 12) * PANEL, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
+    }
+}
+#endif
+
+// `units` 32-bit units at `offset` of each of 64 tokens (null: a key that nobody sees, zeros) to [unit][64].
+static void transpose_units(const uint8_t* const* sources, int64_t offset, int64_t units, Ahead& ahead, uint32_t* to) {
+    int64_t done = 0;
+#if defined(IG_AVX512)
+    const int64_t share = units >= 16 ? ahead.lines() / (2 * (units / 16) * (KEY_TILE / 16)) : 0;
+    for (; done + 16 <= units; done += 16)
+        for (int64_t key = 0; key < KEY_TILE; key += 16) {
+            const uint8_t* from[16];
+            for (int i = 0; i < 16; i++) from[i] = sources[key + i] ? sources[key + i] + offset + done * 4 : ZEROS;
+            transpose16(from, to + done * PANEL + key);
+            ahead.bring(share);
+        }
+#else
+    (void)ahead;
+#endif
+    for (int64_t key = 0; key < KEY_TILE; key++)
+        for (int64_t u = done; u < units; u++) {
+            uint32_t unit = 0;
+            if (sources[key]) memcpy(&unit, sources[key] + offset + u * 4, 4);
+            to[u * PANEL + key] = unit;
+        }
+}
+
+// bf16 pairs [dim / 2][64][2] to fp32 [dim][64], from the last pair down so that it can be done in place.
+static void widen_pairs(uint32_t* units, int64_t pairs) {
+    for (int64_t u = pairs - 1; u >= 0; u--)
+        for (int v = VP - 1; v >= 0; v--) {
+            V low = v_low(units + u * PANEL + v * W), high = v_high(units + u * PANEL + v * W);
+            v_store((float*)units + (2 * u + 1) * PANEL + v * W, high);
+            // The low half overwrites only units that have been read: u <= 2 u, and equal only at u = 0.
+            v_store((float*)units + 2 * u * PANEL + v * W, low);
+        }
+}
+
+// Keys to a panel over the head's dimensions: bf16 pairs [dim / 2][64][2] if `pairs`, else fp32 [dim][64].
+static void pack_keys(const uint8_t* const* sources, int64_t offset, int64_t dim, bool half, bool pairs, Ahead& ahead,
+                      uint8_t* to) {
+    transpose_units(sources, offset, half ? dim / 2 : dim, ahead, (uint32_t*)to);
+    if (half && !pairs) widen_pairs((uint32_t*)to, dim / 2);
+}
+
+#if defined(IG_TARGET_AVX512BF16)
+// 32-bit units of two tokens' values, the even token's in the low half.
+IG_INLINE void store_pairs(uint32_t* to, const uint8_t* even, const uint8_t* odd) {
+    __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
+    __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+#endif
+
+// Dimensions [i, dim) of two tokens where no whole vector is left.
+static void store_rest(uint8_t* to, const uint8_t* even, const uint8_t* odd, int64_t count, bool half, bool pairs) {
+    for (int64_t i = 0; i < count; i++) {
+        if (pairs) {
+            memcpy(to + i * 4, even + i * 2, 2);
+            memcpy(to + i * 4 + 2, odd + i * 2, 2);
+            continue;
+        }
+        float* out = (float*)to + i;
+        out[0] = half ? from_bf16(((const uint16_t*)even)[i]) : ((const float*)even)[i];
+        out[PANEL] = half ? from_bf16(((const uint16_t*)odd)[i]) : ((const float*)odd)[i];
+    }
+}
+
+// Values of `keys` tokens (even) to a panel per 64 dimensions: bf16 pairs of tokens [panel][32][64][2] if `pairs`,
+// else fp32 [panel][64 tokens][64].
+static void pack_values(const uint8_t* const* sources, int64_t offset, int64_t keys, int64_t dim, bool half, bool pairs,
+                        Ahead& ahead, uint8_t* to) {
+    const int64_t share = ahead.lines() / keys + 1, width = half ? 2 : 4;
+    for (int64_t key = 0; key < keys; key += 2) {
+        const uint8_t* even = sources[key] ? sources[key] + offset : ZEROS;
+        const uint8_t* odd = sources[key + 1] ? sources[key + 1] + offset : ZEROS;
+        ahead.bring(share);
+        for (int64_t i = 0; i < dim; i += W, even += W * width, odd += W * width) {
+            const int64_t unit = i / PANEL * KEY_TILE * PANEL / (pairs ? 2 : 1) + (pairs ? key / 2 : key) * PANEL + i % PANEL;
+            uint8_t* at = to + unit * 4;
+            if (i + W > dim) {
+                store_rest(at, even, odd, dim - i, half, pairs);
+            } else if (pairs) {
+#if defined(IG_TARGET_AVX512BF16)
+                store_pairs((uint32_t*)at, even, odd);
+#endif
+            } else {
+                v_store((float*)at, half ? v_from_bf16((const uint16_t*)even) : v_load((const float*)even));
+                v_store((float*)at + PANEL, half ? v_from_bf16((const uint16_t*)odd) : v_load((const float*)odd));
+            }
+        }
+    }
+}
+
+// Weights of the keys [from, to) that a row sees; their sum is added to `total` lane by lane.
+IG_INLINE void weights(const float* scores, int64_t from, int64_t to, float scale, float top, float* total, void* p,
+                       bool dot) {
+    const V lanes = v_lanes(), factor = v_set(scale), shift = v_set(-top);
+    V sum = v_load(total);
+    for (int v = 0; v < VP; v++) {
+        V w = v_exp2_negative(v_fma(v_load(scores + v * W), factor, shift));
+        if (from > v * W) w = v_below(lanes, v_set(float(from - v * W)), v_zero(), w);
+        if (to < (v + 1) * W) w = v_below(lanes, v_set(float(to - v * W)), w, v_zero());
+        sum = v_add(sum, w);
+        if (dot) v_to_bf16((uint16_t*)p + v * W, w);
+        else v_store((float*)p + v * W, w);
+    }
+    v_store(total, sum);
+}
+
+IG_INLINE float highest(const float* scores, int64_t from, int64_t to) {
+    const V lanes = v_lanes(), none = v_set(-__builtin_inff());
+    V high = none;
+    for (int v = 0; v < VP; v++) {
+        V s = v_load(scores + v * W);
+        if (from > v * W) s = v_below(lanes, v_set(float(from - v * W)), none, s);
+        if (to < (v + 1) * W) s = v_below(lanes, v_set(float(to - v * W)), s, none);
+        high = v_max(high, s);
+    }
+    return v_hmax(high);
+}
+
+}  // namespace IG_NS
