@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +31,11 @@ from benchmarks.peers.cells import REPOSITORY, Contestant, Setting
 from benchmarks.peers.comparison import Comparison
 
 DTYPES = ("fp32", "bf16", "q4_1")
-SHARED = REPOSITORY.parent / "shared" / "data" / "bench_workloads.json"
+SHARED = (
+    Path(os.environ.get("COUNTERPROOF_SHARED") or REPOSITORY.parent / "shared")
+    / "data"
+    / "bench_workloads.json"
+)
 
 
 def main(argv: list[str] | None = None) -> int:

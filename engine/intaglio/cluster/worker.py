@@ -18,7 +18,7 @@ from intaglio.compute.spec import read_spec
 from intaglio.config import EngineConfig
 from intaglio.errors import ConfigError, WorkerError
 from intaglio.intake.step_plan import RowPlan, RowResult, StepPlan, StepResult
-from intaglio.output.sampler import Choice, sample
+from intaglio.output.sampler import Choice
 from intaglio.state.kv_store import KVStore, PoolGroup
 
 _TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -95,6 +95,7 @@ class Worker:
                 f"{blocks} KV blocks do not fit into memory; lower kv_cache.blocks or kv_cache.memory_mib",
                 field="kv_cache.blocks",
             ) from error
+        self._backend.adopt(self._store)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Row order of the result is the plan's. Raises WorkerError if the step as a whole failed."""
@@ -169,7 +170,7 @@ class Worker:
             stop = start + len(row.logit_rows)
             wanted = logits[start:stop]
             kept = wanted.cpu().numpy().copy() if row.want_logits else None
-            choice = None if row.sample is None else sample(wanted[-1:], (row.sample,))[0]
+            choice = None if row.sample is None else self._backend.choose(wanted[-1], row.sample)
             results[row.request_id] = _row_result(row.request_id, choice, kept)
             start = stop
         return results

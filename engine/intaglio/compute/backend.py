@@ -19,7 +19,8 @@ from intaglio.compute.shard import ShardGroup
 from intaglio.compute.spec import ModelSpec
 from intaglio.compute.weights import load_weights
 from intaglio.errors import ConfigError
-from intaglio.intake.step_plan import RowPlan
+from intaglio.intake.step_plan import RowPlan, SampleSpec
+from intaglio.output.sampler import Choice, choose_token
 from intaglio.state.kv_store import KVStore
 
 Events = tuple[tuple[str, str], ...]
@@ -34,6 +35,14 @@ class Backend(Protocol):
 
     def run(self, rows: Sequence[RowPlan], store: KVStore | None) -> tuple[torch.Tensor, Events]:
         """fp32 logits of the rows' chosen queries [logit rows, vocab], and counted events. `store` None: no cache."""
+        ...
+
+    def choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
+        """A token from one row of logits [vocab]."""
+        ...
+
+    def adopt(self, store: KVStore) -> None:
+        """Make a fresh store ready for use."""
         ...
 
     def close(self) -> None: ...
@@ -63,6 +72,13 @@ class TorchBackend:
         batch = build_batch(rows, store, self._rope, self._device)
         gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
         return self._graph.run(batch), ((("kv_gather", str(gathers)),) if gathers else ())
+
+    def choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
+        """See Backend.choose."""
+        return choose_token(logits, spec)
+
+    def adopt(self, store: KVStore) -> None:
+        """A store needs nothing."""
 
     def close(self) -> None:
         """Nothing is held but memory."""

@@ -23,7 +23,8 @@ from intaglio.compute.native.model import NativeModel
 from intaglio.compute.spec import read_spec
 from intaglio.compute.weights import Layouts, WeightSource
 from intaglio.errors import ConfigError
-from intaglio.intake.step_plan import RowPlan
+from intaglio.intake.step_plan import RowPlan, SampleSpec
+from intaglio.output.sampler import choose_token
 from intaglio.state.kv_store import KVStore, PoolGroup
 
 CPU = torch.device("cpu")
@@ -182,6 +183,24 @@ def test_only_the_step_s_own_slots_are_written(decoders):
     written = ~torch.isnan(store.data.float()).all(dim=(0, 2, 3, 4))
     expected = [4 * 8 + i for i in range(8)] + [2 * 8, 2 * 8 + 1, 7 * 8]
     assert torch.nonzero(written).flatten().tolist() == sorted(expected)
+
+
+def test_greedy_choices_are_those_of_the_sampler(library, folder):
+    backend, _ = load_backend("invariant", folder, read_spec(folder), torch.float32, torch.float32, CPU, 1)
+    draw = torch.Generator().manual_seed(5)
+    rows = [torch.randn(500, generator=draw), torch.zeros(500), torch.randn(500, generator=draw).round()]
+    for row_logits in rows:
+        ours = backend.choose(row_logits, SampleSpec())
+        theirs = choose_token(row_logits, SampleSpec())
+        assert (ours.token, ours.margin, ours.error) == (theirs.token, theirs.margin, "")
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=2e-6)
+        for spec in (SampleSpec(temperature=0.7, seed=3), SampleSpec(logprobs=2)):
+            assert backend.choose(row_logits, spec) == choose_token(row_logits, spec)
+    for bad in (float("nan"), float("inf")):
+        spoiled = rows[0].clone()
+        spoiled[123] = bad
+        assert "not finite" in backend.choose(spoiled, SampleSpec()).error
+    backend.close()
 
 
 def test_the_backend_takes_native_kernels_and_falls_back_with_a_reason(library, folder, monkeypatch):
