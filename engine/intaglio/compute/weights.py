@@ -64,22 +64,45 @@ class WeightSource:
         for index in range(self._spec.layers):
             yield self._loader.layer(index)
 
+    def head_rows(self, step: int) -> Iterator[torch.Tensor]:
+        """The head's [vocab, hidden] rows, `step` at a time, never more of them in memory."""
+        spec, name = self._spec, self._head_name()
+        for start in range(0, spec.vocab, step):
+            with self._reader.opened():
+                # A view of the mapped file: only the pages of these rows become resident.
+                rows = self._reader.tensor(name, (spec.vocab, spec.hidden))[start : start + step]
+                part = rows.to(self._dtype, copy=True)
+            self._loader.parameters += part.numel()
+            yield part
+
+    def embedding(self) -> torch.Tensor | None:
+        """The embedding, None where the head serves as one."""
+        if self._spec.tied:
+            return None
+        with self._reader.opened():
+            return self._loader.dense("model.embed_tokens.weight", (self._spec.vocab, self._spec.hidden))
+
+    def final_norm(self) -> torch.Tensor:
+        """The last norm's weight, fp32."""
+        with self._reader.opened():
+            return self._loader.norm("model.norm.weight", self._spec.hidden)
+
+    def _head_name(self) -> str:
+        name = "model.embed_tokens.weight" if self._spec.tied else "lm_head.weight"
+        if not self._spec.tied and not self._reader.has(name):
+            raise ModelError(f"{self._reader.folder}: {name} is missing although the head is not tied")
+        return name
+
     def outer(self) -> ModelWeights:
         """Everything outside the layers, with `layers` empty."""
         spec, loader, layouts = self._spec, self._loader, self._layouts
+        head_name = self._head_name()
         with self._reader.opened():
-            head_name = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
-            if not spec.tied and not self._reader.has(head_name):
-                raise ModelError(
-                    f"{self._reader.folder}: {head_name} is missing although the head is not tied"
-                )
             # A tied head is also the embedding, whose rows must stay readable: it is not packed, nor held twice.
             loader.layout = layouts.tied_head if spec.tied else layouts.linear
             head = loader.linear([head_name], [spec.vocab], spec.hidden, None)
-            shape = (spec.vocab, spec.hidden)
-            embedding = None if spec.tied else loader.dense("model.embed_tokens.weight", shape)
-            final_norm = loader.norm("model.norm.weight", spec.hidden)
-        return ModelWeights(embedding, (), final_norm, head, self._dtype, loader.parameters, loader.nbytes)
+        embedding, norm = self.embedding(), self.final_norm()
+        return ModelWeights(embedding, (), norm, head, self._dtype, loader.parameters, loader.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

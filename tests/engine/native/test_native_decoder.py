@@ -79,7 +79,8 @@ def decoded_model(context, folder, spec, dtype, weight_format):
         linears = {name: plain(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
         model.add_layer(index, replace(layer, **linears))
     outer = source.outer()
-    model.finish(outer.final_norm, plain(outer.head, head_format(form)), outer.embedding)
+    head = plain(outer.head, head_format(form)).weight
+    model.finish(outer.final_norm, (head[:128], head[128:]), outer.embedding)
     return NativeDecoder(spec, model, context, dtype)
 
 

@@ -23,6 +23,8 @@ from intaglio.state.kv_store import KVStore
 # Layers that the proof at start-up runs: they hold every kind of operation in the model's own shapes.
 _PROOF_LAYERS = 2
 _PROOF_TOKENS = 40
+# Rows of the head that are in memory at once while it is packed: whole panels.
+_HEAD_ROWS = 64 * 64
 # MAX_HEAD_BYTES of src/tile.h in fp32.
 MAX_HEAD_DIM = 512
 
@@ -93,8 +95,7 @@ def load_model(
     model = NativeModel(context.library, spec, FORMAT_OF[dtype] if auto else FORMATS[weight_format], dtype)
     for index, layer in enumerate(source.layers()):
         model.add_layer(index, layer)
-    outer = source.outer()
-    model.finish(outer.final_norm, outer.head, outer.embedding)
+    model.finish(source.final_norm(), source.head_rows(_HEAD_ROWS), source.embedding())
     model.parameters = source.parameters
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -64,19 +64,38 @@ class NativeModel:
         layer.down = self._linear(weights.down)
         layer.window = weights.window or 0
 
-    def finish(self, final_norm: torch.Tensor, head: Linear, embedding: torch.Tensor | None) -> None:
-        """Pack the head and fill the model's structure. `embedding` None: the head's rows serve."""
+    def finish(
+        self, final_norm: torch.Tensor, head: Iterable[torch.Tensor], embedding: torch.Tensor | None
+    ) -> None:
+        """Pack the head, which comes as runs of rows of whole panels, and fill the model's structure.
+
+        `embedding` None: the head's rows serve.
+        """
         spec, model = self._spec, self.struct
         model.layers = ctypes.cast(self._layers, ctypes.POINTER(IgLayer))
         model.final_norm = self._dense(final_norm)
-        model.head = self._linear(head, formats.head_format(self._format))
+        model.head = self._head(head)
         if embedding is not None:
+            self.parameters += embedding.numel()
             model.embedding = self._keep(embedding.to(self._dtype).contiguous())
             model.embedding_format = FORMAT_OF[self._dtype]
         model.layer_count, model.hidden, model.intermediate = spec.layers, spec.hidden, spec.intermediate
         model.heads, model.kv_heads, model.head_dim = spec.heads, spec.kv_heads, spec.head_dim
         model.vocab, model.norm_eps = spec.vocab, spec.norm_eps
         model.rounded = int(self._dtype == torch.bfloat16)
+
+    def _head(self, runs: Iterable[torch.Tensor]) -> IgLinear:
+        n, k, form = self._spec.vocab, self._spec.hidden, formats.head_format(self._format)
+        nbytes = packed_bytes(self._library, n, k, form)
+        packed, scales, start = self._arena.take(nbytes), [], 0
+        for rows in runs:
+            part = pack_parts(self._library, packed, [rows], [range(start // PANEL, n, 1)], form)
+            scales.extend([] if part is None else [part])
+            start += rows.shape[0]
+        self.parameters += n * k
+        self.nbytes += nbytes
+        held = self._keep(torch.cat(scales)) if scales else None
+        return IgLinear(packed.data_ptr(), held, None, n, k, form)
 
     def _dense(self, tensor: torch.Tensor) -> int:
         """Small tensors are held in fp32, whatever the model's type."""
@@ -88,18 +107,17 @@ class NativeModel:
         self.nbytes += tensor.nbytes
         return tensor.data_ptr()
 
-    def _linear(self, linear: Linear, form: int | None = None) -> IgLinear:
-        n = linear.weight.shape[0]
-        return self._packed(linear, [linear.weight], [range(0, n, 1)], self._format if form is None else form)
+    def _linear(self, linear: Linear) -> IgLinear:
+        return self._packed(linear, [linear.weight], [range(0, linear.weight.shape[0], 1)])
 
     def _gate_up(self, linear: Linear) -> IgLinear:
         """Gate and up panels in turn, so that one chunk of work holds both and multiplies them at once."""
         n = linear.weight.shape[0]
         parts = [linear.weight[: n // 2], linear.weight[n // 2 :]]
-        return self._packed(linear, parts, [range(0, n, 2), range(1, n, 2)], self._format)
+        return self._packed(linear, parts, [range(0, n, 2), range(1, n, 2)])
 
-    def _packed(self, linear: Linear, parts: list[torch.Tensor], panels: list[range], form: int) -> IgLinear:
-        n, k = linear.weight.shape
+    def _packed(self, linear: Linear, parts: list[torch.Tensor], panels: list[range]) -> IgLinear:
+        (n, k), form = linear.weight.shape, self._format
         nbytes = len(parts) * packed_bytes(self._library, n // len(parts), k, form)
         packed = self._arena.take(nbytes)
         scales = pack_parts(self._library, packed, parts, panels, form)

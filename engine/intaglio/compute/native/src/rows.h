@@ -126,30 +126,48 @@ static void swiglu(const float* gate, const float* up, float* y, int64_t count) 
     }
 }
 
-// Best token (lowest id on a tie), its logit, the second best logit, and the log of the sum of exponentials.
+// Best token (lowest id on a tie, -1 if there is no number), its logit, the second best logit, and the log of the
+// sum of exponentials. A NaN anywhere shows in that sum.
 static void top(const float* logits, int64_t count, int64_t* best, float* values) {
-    V high = v_set(-__builtin_inff());
-    int64_t i = 0;
-    for (; i + W <= count; i += W) high = v_max(high, v_load(logits + i));
-    float first = v_hmax(high);
-    for (; i < count; i++) first = logits[i] > first ? logits[i] : first;
-    int64_t at = 0;
+    constexpr int64_t PIECE = 1024;
+    const V none = v_set(-__builtin_inff());
+    V first_v = none, second_v = none;  // per lane
+    float first = -__builtin_inff();
+    int64_t piece = -1;
+    for (int64_t start = 0; start < count; start += PIECE) {
+        const int64_t end = min_of(start + PIECE, count);
+        V high = none;
+        for (int64_t i = start; i < end; i += W) {
+            V x = i + W <= end ? v_load(logits + i) : v_below(v_lanes(), v_set(float(end - i)), load_up_to(logits + i, end - i), none);
+            second_v = v_max(second_v, v_min(first_v, x));
+            first_v = v_max(first_v, x);
+            high = v_max(high, x);
+        }
+        const float here = v_hmax(high);
+        if (here > first) {
+            first = here;
+            piece = start;
+        }
+    }
+    int64_t at = piece < 0 ? count : piece;
     while (at < count && !(logits[at] == first)) at++;
-    float second = -__builtin_inff();
-    for (i = 0; i < count; i++)
-        if (i != at && logits[i] > second) second = logits[i];
-    V sum = v_zero(), top_v = v_set(first);
-    for (i = 0; i + W <= count; i += W) sum = v_add(sum, v_exp(v_sub(v_load(logits + i), top_v)));
-    float total = v_hsum(sum);
-    for (; i < count; i++) {
-        float one[W];
-        v_store(one, v_exp(v_set(logits[i] - first)));
-        total += one[0];
+    float ones[W], twos[W], second = -__builtin_inff();
+    v_store(ones, first_v);
+    v_store(twos, second_v);
+    for (int lane = 0; lane < W; lane++) {
+        const float x = lane == at % W ? twos[lane] : ones[lane];
+        second = x > second ? x : second;
+    }
+    V sum = v_zero();
+    const V top_v = v_set(first);
+    for (int64_t i = 0; i < count; i += W) {
+        V x = v_exp(v_sub(load_up_to(logits + i, count - i), top_v));
+        sum = v_add(sum, i + W <= count ? x : v_below(v_lanes(), v_set(float(count - i)), x, v_zero()));
     }
     *best = at < count ? at : -1;
     values[0] = first;
     values[1] = second;
-    values[2] = first + __builtin_logf(total);
+    values[2] = first + __builtin_logf(v_hsum(sum));
 }
 
 }  // namespace IG_NS
