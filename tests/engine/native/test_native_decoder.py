@@ -19,10 +19,11 @@ from intaglio.compute.native import backend as native
 from intaglio.compute.native import status
 from intaglio.compute.native.decoder import NativeDecoder
 from intaglio.compute.native.formats import FORMATS, encode, head_format
+from intaglio.compute.native.library import Context
 from intaglio.compute.native.model import NativeModel
 from intaglio.compute.spec import read_spec
 from intaglio.compute.weights import Layouts, WeightSource
-from intaglio.errors import ConfigError
+from intaglio.errors import ConfigError, WorkerError
 from intaglio.intake.step_plan import RowPlan, SampleSpec
 from intaglio.output.sampler import choose_token
 from intaglio.state.kv_store import KVStore, PoolGroup
@@ -238,6 +239,17 @@ def test_quantised_weights_without_native_kernels_are_refused(library, folder, m
     with pytest.raises(ConfigError, match=why) as caught:
         load_backend(mode, folder, read_spec(folder), torch.float32, torch.float32, CPU, 1, "q8_0")
     assert caught.value.field == "weights.format"
+
+
+def test_a_closed_context_refuses_work(library, isa):
+    context = Context(library, isa, threads=2)
+    assert context.workspace_bytes >= 0
+    context.close()
+    context.close()
+    with pytest.raises(WorkerError, match="closed"):
+        context.top(torch.zeros(1, 4))
+    with pytest.raises(WorkerError, match="abacus"):
+        Context(library, "abacus", threads=1)
 
 
 def test_a_child_after_fork_computes_the_same_without_the_parent_s_threads(library):

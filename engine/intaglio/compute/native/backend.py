@@ -95,7 +95,9 @@ def load_model(
     model = NativeModel(context.library, spec, FORMAT_OF[dtype] if auto else FORMATS[weight_format], dtype)
     for index, layer in enumerate(source.layers()):
         model.add_layer(index, layer)
+        context.library.calls.ig_trim()
     model.finish(source.final_norm(), source.head_rows(_HEAD_ROWS), source.embedding())
+    context.library.calls.ig_trim()
     model.parameters = source.parameters
     return model
 

@@ -61,11 +61,17 @@ class Context:
 
     @property
     def workspace_bytes(self) -> int:
-        return int(self._calls.ig_workspace_bytes(self._handle))
+        """Bytes of activations and scratch held now."""
+        return int(self._calls.ig_workspace_bytes(self._open()))
+
+    def _open(self) -> c_void_p:
+        if not self._handle:
+            raise WorkerError("this context of native kernels is closed; load the model again")
+        return self._handle
 
     def forward(self, model: IgModel, step: IgStep) -> None:
         """Run layers [step.first, step.last) and the logits asked for."""
-        _check(self._calls.ig_forward(self._handle, model, step))
+        _check(self._calls.ig_forward(self._open(), model, step))
 
     def linear(self, linear: IgLinear, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """y = x W^T + b, fp32 in and out: x [rows, k] to [rows, n].
@@ -74,24 +80,24 @@ class Context:
         """
         x = x.to(torch.float32).contiguous()
         y = torch.empty(x.shape[0], linear.n)
-        _check(self._calls.ig_linear(self._handle, linear, x.data_ptr(), x.shape[0], rounded, y.data_ptr()))
+        _check(self._calls.ig_linear(self._open(), linear, x.data_ptr(), x.shape[0], rounded, y.data_ptr()))
         return y
 
     def attention(self, job: IgAttention) -> None:
-        _check(self._calls.ig_attention(self._handle, job))
+        _check(self._calls.ig_attention(self._open(), job))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """fp32 rows [rows, width]."""
         y = torch.empty_like(x)
         args = (x.data_ptr(), weight.data_ptr(), eps, x.shape[0], x.shape[1], y.data_ptr())
-        _check(self._calls.ig_rms_norm(self._handle, *args))
+        _check(self._calls.ig_rms_norm(self._open(), *args))
         return y
 
     def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, fp32 of one shape."""
         y = torch.empty_like(gate)
         _check(
-            self._calls.ig_swiglu(self._handle, gate.data_ptr(), up.data_ptr(), gate.numel(), y.data_ptr())
+            self._calls.ig_swiglu(self._open(), gate.data_ptr(), up.data_ptr(), gate.numel(), y.data_ptr())
         )
         return y
 
@@ -102,7 +108,7 @@ class Context:
         best = (c_int64 * rows)()
         values = torch.empty(rows, 3)
         args = (logits.data_ptr(), rows, vocab, ctypes.addressof(best), values.data_ptr())
-        _check(self._calls.ig_top(self._handle, *args))
+        _check(self._calls.ig_top(self._open(), *args))
         return list(best), values
 
 
@@ -143,6 +149,7 @@ def _declare(calls: Any) -> None:
         "ig_pack": (c_int64, [c_void_p, c_void_p, *[c_int64] * 5]),
         "ig_unpack_rows": (c_int64, [c_void_p, POINTER(IgLinear), c_void_p, c_int64]),
         "ig_advise_huge": (None, [c_void_p, c_int64]),
+        "ig_trim": (None, []),
         "ig_linear": (c_int64, [c_void_p, POINTER(IgLinear), c_void_p, c_int64, c_int64, c_void_p]),
         "ig_attention": (c_int64, [c_void_p, POINTER(IgAttention)]),
         "ig_rms_norm": (c_int64, [c_void_p, c_void_p, c_void_p, c_double, c_int64, c_int64, c_void_p]),

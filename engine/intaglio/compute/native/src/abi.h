@@ -103,6 +103,7 @@ IG_API int64_t ig_packed_bytes(int64_t n, int64_t k, int64_t format);
 IG_API int64_t ig_pack(void* packed, const void* source, int64_t n, int64_t k, int64_t format, int64_t panel, int64_t step);
 IG_API int64_t ig_unpack_rows(float* out, const IgLinear* linear, const int32_t* ids, int64_t count);
 IG_API void ig_advise_huge(void* memory, int64_t bytes);
+IG_API void ig_trim(void);
 
 IG_API int64_t ig_linear(IgContext* context, const IgLinear* linear, const float* x, int64_t rows, int64_t rounded,
                          float* y);

@@ -5,6 +5,7 @@
 #include "layout.h"
 
 #if defined(__linux__)
+#include <malloc.h>
 #include <sys/mman.h>
 #endif
 
@@ -154,6 +155,13 @@ void ig_advise_huge(void* memory, int64_t bytes) {
 #else
     (void)memory;
     (void)bytes;
+#endif
+}
+
+// Give freed memory back to the system: what loading has used would else stay resident beside the model.
+void ig_trim(void) {
+#if defined(__GLIBC__)
+    (void)malloc_trim(0);
 #endif
 }
 }
