@@ -88,7 +88,9 @@ class Attend {
         const int64_t last = min_of(final_ - start, KEY_TILE - 1), keys = min_of(KEY_TILE, ig::round_up(last + 1, 2));
         const bool half = job_.kv.format == IG_BF16;
         const int64_t width = half ? 2 : 4, step = job_.kv_heads * dim_ * width, at = (head_ + h) * dim_ * width;
-        Ahead ahead(next, at, step, dim_ * width, job_.kv_heads == heads_ ? heads_ : 1, h);
+        const bool whole = heads_ == job_.kv_heads;
+        if (whole && h == 0) stream(sources, 2 * step);
+        Ahead ahead(next, at, step, dim_ * width, !whole);
         pack_keys(sources, at, dim_, half, DOT, ahead, keys_);
         pack_values(sources, at + step, keys, dim_, half, DOT, ahead, values_);
         times_panel<Kernel>(q_ + h * rows_ * ld_, ld_, rows_, keys_, int((keys + W - 1) / W), 0, dim_, scores_, true);

@@ -25,16 +25,28 @@ static void find_keys(const AttentionJob& job, const IgRow& row, int64_t start, 
     }
 }
 
-// Brings the next tile nearer, a few cache lines at a time between the work on this one: a step walks far more
-// memory than the caches keep. A task of one head asks for that head's lines, which lie too far apart for the
-// hardware to guess; in a task of all heads each asks for its share of whole tokens, in the order they lie in.
+// A step walks far more memory than the caches keep. Two ways to have a tile near when it is needed:
+//
+// A task of all heads reads its tile's tokens once in the order they lie in: a plain stream, which the hardware runs
+// ahead of much faster than single requests are served.
+IG_INLINE void stream(const uint8_t* const* sources, int64_t bytes) {
+    uint64_t any = 0;
+    for (int64_t i = 0; i < KEY_TILE; i++)
+        for (int64_t b = 0; sources[i] && b < bytes; b += 64) {
+            uint64_t word;
+            memcpy(&word, sources[i] + b, 8);
+            any |= word;
+        }
+    asm volatile("" : : "r"(any));
+}
+
+// A task of one head asks for that head's lines of the next tile, which lie too far apart to be guessed, a few at a
+// time between the work on this one.
 class Ahead {
   public:
-    Ahead(const uint8_t* const* next, int64_t key, int64_t step, int64_t bytes, int64_t heads, int64_t head)
-        : next_(next), end_(KEY_TILE * (head + 1) / heads), token_(KEY_TILE * head / heads), parts_(heads > 1 ? 1 : 2),
-          key_(heads > 1 ? 0 : key), step_(step), bytes_(heads > 1 ? 2 * step : bytes) {
-        lines_ = (end_ - token_) * parts_ * ((bytes_ + 63) / 64);
-        open();
+    Ahead(const uint8_t* const* next, int64_t key, int64_t step, int64_t bytes, bool wanted)
+        : next_(next), key_(key), step_(step), bytes_(bytes), lines_(wanted ? 2 * KEY_TILE * ((bytes + 63) / 64) : 0) {
+        if (wanted) open();
     }
 
     int64_t lines() const { return lines_; }
@@ -44,10 +56,8 @@ class Ahead {
             prefetch(at_);
             at_ += 64;
             if (at_ >= stop_) {
-                if (++part_ == parts_) {
-                    part_ = 0;
-                    token_++;
-                }
+                part_ ^= 1;
+                token_ += part_ == 0;
                 open();
             }
         }
@@ -55,16 +65,15 @@ class Ahead {
 
   private:
     void open() {
-        at_ = token_ < end_ ? next_[token_] : nullptr;
+        at_ = token_ < KEY_TILE ? next_[token_] : nullptr;
         if (!at_) return;
         at_ += key_ + part_ * step_;
         stop_ = at_ + bytes_;
     }
 
     const uint8_t* const* next_;
-    const int64_t end_;
-    int64_t token_, part_ = 0, lines_;
-    const int64_t parts_, key_, step_, bytes_;
+    const int64_t key_, step_, bytes_, lines_;
+    int64_t token_ = 0, part_ = 0;
     const uint8_t *at_ = nullptr, *stop_ = nullptr;
 };
 
@@ -144,25 +153,36 @@ static void pack_keys(const uint8_t* const* sources, int64_t offset, int64_t dim
 }
 
 #if defined(IG_TARGET_AVX512BF16)
-// 32-bit units of two tokens' values, the even token's in the low half.
-IG_INLINE void store_pairs(uint32_t* to, const uint8_t* even, const uint8_t* odd) {
-    __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
-    __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
-    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+// bf16 pairs of two tokens, whole vectors of 32 dimensions at a time.
+static void pair_values(const uint8_t* const* sources, int64_t offset, int64_t keys, int64_t dim, Ahead& ahead,
+                        uint32_t* to) {
+    alignas(64) static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const int64_t share = ahead.lines() / keys + 1;
+    for (int64_t key = 0; key < keys; key += 2, to += PANEL) {
+        const uint8_t* even = sources[key] ? sources[key] + offset : ZEROS;
+        const uint8_t* odd = sources[key + 1] ? sources[key + 1] + offset : ZEROS;
+        ahead.bring(share);
+        for (int64_t i = 0; i < dim; i += 32) {
+            const __m512i a = _mm512_loadu_si512(even + i * 2), b = _mm512_loadu_si512(odd + i * 2);
+            uint32_t* at = to + i / PANEL * (KEY_TILE / 2 * PANEL) + i % PANEL;
+            _mm512_storeu_si512(at, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_storeu_si512(at + 16, _mm512_permutex2var_epi16(a, high, b));
+        }
+    }
 }
 #endif
 
-// Dimensions [i, dim) of two tokens where no whole vector is left.
-static void store_rest(uint8_t* to, const uint8_t* even, const uint8_t* odd, int64_t count, bool half, bool pairs) {
-    for (int64_t i = 0; i < count; i++) {
-        if (pairs) {
-            memcpy(to + i * 4, even + i * 2, 2);
-            memcpy(to + i * 4 + 2, odd + i * 2, 2);
+// One token's value at `from`, `count` dimensions of it, as fp32 at `to`.
+IG_INLINE void widen_value(const uint8_t* from, int64_t count, bool half, float* to) {
+    for (int64_t i = 0; i < count; i += W) {
+        const int64_t n = count - i;
+        if (n >= W) {
+            v_store(to + i, half ? v_from_bf16((const uint16_t*)from + i) : v_load((const float*)from + i));
             continue;
         }
-        float* out = (float*)to + i;
-        out[0] = half ? from_bf16(((const uint16_t*)even)[i]) : ((const float*)even)[i];
-        out[PANEL] = half ? from_bf16(((const uint16_t*)odd)[i]) : ((const float*)odd)[i];
+        for (int64_t j = i; j < count; j++) to[j] = half ? from_bf16(((const uint16_t*)from)[j]) : ((const float*)from)[j];
     }
 }
 
@@ -170,24 +190,21 @@ static void store_rest(uint8_t* to, const uint8_t* even, const uint8_t* odd, int
 // else fp32 [panel][64 tokens][64].
 static void pack_values(const uint8_t* const* sources, int64_t offset, int64_t keys, int64_t dim, bool half, bool pairs,
                         Ahead& ahead, uint8_t* to) {
-    const int64_t share = ahead.lines() / keys + 1, width = half ? 2 : 4;
-    for (int64_t key = 0; key < keys; key += 2) {
-        const uint8_t* even = sources[key] ? sources[key] + offset : ZEROS;
-        const uint8_t* odd = sources[key + 1] ? sources[key + 1] + offset : ZEROS;
-        ahead.bring(share);
-        for (int64_t i = 0; i < dim; i += W, even += W * width, odd += W * width) {
-            const int64_t unit = i / PANEL * KEY_TILE * PANEL / (pairs ? 2 : 1) + (pairs ? key / 2 : key) * PANEL + i % PANEL;
-            uint8_t* at = to + unit * 4;
-            if (i + W > dim) {
-                store_rest(at, even, odd, dim - i, half, pairs);
-            } else if (pairs) {
 #if defined(IG_TARGET_AVX512BF16)
-                store_pairs((uint32_t*)at, even, odd);
+    if (pairs && dim % 32 == 0) return pair_values(sources, offset, keys, dim, ahead, (uint32_t*)to);
 #endif
-            } else {
-                v_store((float*)at, half ? v_from_bf16((const uint16_t*)even) : v_load((const float*)even));
-                v_store((float*)at + PANEL, half ? v_from_bf16((const uint16_t*)odd) : v_load((const float*)odd));
+    const int64_t share = ahead.lines() / (2 * keys) + 1;
+    for (int64_t key = 0; key < keys; key++) {
+        const uint8_t* value = sources[key] ? sources[key] + offset : ZEROS;
+        ahead.bring(share);
+        for (int64_t i = 0; i < dim; i += PANEL) {
+            const int64_t count = min_of(PANEL, dim - i);
+            if (!pairs) {
+                widen_value(value + i * (half ? 2 : 4), count, half, (float*)to + i * KEY_TILE + key * PANEL);
+                continue;
             }
+            uint16_t* units = (uint16_t*)to + (i * KEY_TILE / 2 + key / 2 * PANEL) * 2 + key % 2;
+            for (int64_t j = 0; j < count; j++) units[2 * j] = ((const uint16_t*)value)[i + j];
         }
     }
 }
