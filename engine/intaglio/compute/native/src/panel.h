@@ -13,6 +13,9 @@ using ig::PANEL;
 
 constexpr int VP = PANEL / W;  // vectors of one panel
 
+// Up to this many rows a step waits for weights from memory, and asking for them early is worth its instructions.
+constexpr int64_t FEW_ROWS = 24;
+
 // Rows held at once, and how many vectors of outputs go with them: as many sums as the registers carry.
 #if defined(IG_AVX512)
 constexpr int MAX_ROWS = 6;
@@ -44,18 +47,21 @@ IG_INLINE void put(V (&acc)[R][N], float* c, bool first) {
         }
 }
 
-// Each kernel: block<R, N>(x, ldx, panel, v, k0, k, c, first) computes R rows times the N vectors of outputs
-// from the v-th of a panel over inputs [k0, k0 + k), x pointing at input k0, c at output vector v.
+// Each kernel: block<R, N, AHEAD>(x, ldx, panel, v, k0, k, c, first, ahead) computes R rows times the N vectors of
+// outputs from the v-th of a panel over inputs [k0, k0 + k), x pointing at input k0, c at output vector v. With AHEAD
+// it also asks for one cache line from `ahead` on with each step of its loop.
 struct Fp32 {
     using Act = float;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t k) { return k; }
+    template <int R, int N, bool AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t* ahead) {
         const float* w = (const float*)panel + k0 * PANEL + v0 * W;
         V acc[R][N];
         clear<R, N>(acc);
         for (int64_t i = 0; i < k; i++, w += PANEL) {
+            if (AHEAD) prefetch(ahead + i * 64);
             V wv[N];
             for (int v = 0; v < N; v++) wv[v] = v_load(w + v * W);
             for (int r = 0; r < R; r++) {
@@ -71,13 +77,15 @@ struct Fp32 {
 struct Bf16Wide {
     using Act = float;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t k) { return k / 2; }
+    template <int R, int N, bool AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t* ahead) {
         const uint32_t* w = (const uint32_t*)panel + k0 / 2 * PANEL + v0 * W;
         V acc[R][N];
         clear<R, N>(acc);
         for (int64_t i = 0; i < k; i += 2, w += PANEL) {
+            if (AHEAD) prefetch(ahead + i * 32);
             V wv[N];
             for (int v = 0; v < N; v++) wv[v] = v_low(w + v * W);
             for (int r = 0; r < R; r++) {
@@ -98,13 +106,15 @@ struct Bf16Wide {
 struct Bf16Dot {
     using Act = uint16_t;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t k) { return k / 2; }
+    template <int R, int N, bool AHEAD>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t* ahead) {
         const uint32_t* w = (const uint32_t*)panel + k0 / 2 * PANEL + v0 * W;
         V acc[R][N];
         clear<R, N>(acc);
         for (int64_t i = 0; i < k; i += 2, w += PANEL) {
+            if (AHEAD) prefetch(ahead + i * 32);
             __m512bh wv[N];
             for (int v = 0; v < N; v++) wv[v] = (__m512bh)_mm512_loadu_si512(w + v * W);
             for (int r = 0; r < R; r++) {
@@ -119,30 +129,47 @@ struct Bf16Dot {
 };
 #endif
 
-template <class Kernel, int R>
+template <class Kernel, bool AHEAD, int R>
 IG_INLINE void rows_block(const typename Kernel::Act* x, int64_t ldx, const uint8_t* panel, int vectors, int64_t k0,
-                          int64_t k, float* c, bool first) {
+                          int64_t k, float* c, bool first, const uint8_t* ahead) {
     constexpr int N = vectors_for(R);
-    for (int v = 0; v < vectors; v += N) Kernel::template block<R, N>(x, ldx, panel, v, k0, k, c + v * W, first);
+    Kernel::template block<R, N, AHEAD>(x, ldx, panel, 0, k0, k, c, first, ahead);
+    for (int v = N; v < vectors; v += N)
+        Kernel::template block<R, N, false>(x, ldx, panel, v, k0, k, c + v * W, first, nullptr);
+}
+
+// One pass over a panel's block: at most Kernel::ROWS rows.
+template <class Kernel, bool AHEAD>
+static void one_pass(const typename Kernel::Act* x, int64_t ldx, int64_t rows, const uint8_t* panel, int vectors,
+                     int64_t k0, int64_t k, float* c, bool first, const uint8_t* ahead) {
+    switch (rows) {
+        case 1: return rows_block<Kernel, AHEAD, 1>(x, ldx, panel, vectors, k0, k, c, first, ahead);
+        case 2: return rows_block<Kernel, AHEAD, 2>(x, ldx, panel, vectors, k0, k, c, first, ahead);
+        case 3: return rows_block<Kernel, AHEAD, 3>(x, ldx, panel, vectors, k0, k, c, first, ahead);
+        case 4: return rows_block<Kernel, AHEAD, 4>(x, ldx, panel, vectors, k0, k, c, first, ahead);
+        case 5: return rows_block<Kernel, AHEAD, 5>(x, ldx, panel, vectors, k0, k, c, first, ahead);
+        default: return rows_block<Kernel, AHEAD, Kernel::ROWS>(x, ldx, panel, vectors, k0, k, c, first, ahead);
+    }
 }
 
 // Rows [rows] times inputs [k0, k0 + k) of one panel; only its first `vectors` vectors need be right.
 template <class Kernel>
 static void times_panel(const typename Kernel::Act* x, int64_t ldx, int64_t rows, const uint8_t* panel, int vectors,
                         int64_t k0, int64_t k, float* c, bool first) {
-    int64_t r = 0;
-    for (; r + Kernel::ROWS <= rows; r += Kernel::ROWS)
-        rows_block<Kernel, Kernel::ROWS>(x + r * ldx, ldx, panel, vectors, k0, k, c + r * PANEL, first);
-    x += r * ldx;
-    c += r * PANEL;
-    switch (rows - r) {
-        case 1: rows_block<Kernel, 1>(x, ldx, panel, vectors, k0, k, c, first); break;
-        case 2: rows_block<Kernel, 2>(x, ldx, panel, vectors, k0, k, c, first); break;
-        case 3: rows_block<Kernel, 3>(x, ldx, panel, vectors, k0, k, c, first); break;
-        case 4: rows_block<Kernel, 4>(x, ldx, panel, vectors, k0, k, c, first); break;
-        case 5: rows_block<Kernel, 5>(x, ldx, panel, vectors, k0, k, c, first); break;
-        default: break;
-    }
+    for (int64_t r = 0; r < rows; r += Kernel::ROWS)
+        one_pass<Kernel, false>(x + r * ldx, ldx, min_of(rows - r, Kernel::ROWS), panel, vectors, k0, k, c + r * PANEL,
+                                first, nullptr);
+}
+
+// The same for weights that are still in memory, `ahead` being what follows them there. The first pass waits for
+// memory; the later ones, which find the block in the cache, meanwhile ask for the next.
+template <class Kernel>
+static void times_fresh_panel(const typename Kernel::Act* x, int64_t ldx, int64_t rows, const uint8_t* panel, int64_t k0,
+                              int64_t k, float* c, bool first, const uint8_t* ahead) {
+    one_pass<Kernel, false>(x, ldx, min_of(rows, Kernel::ROWS), panel, VP, k0, k, c, first, nullptr);
+    for (int64_t r = Kernel::ROWS; r < rows; r += Kernel::ROWS, ahead += Kernel::lines(k) * 64)
+        one_pass<Kernel, true>(x + r * ldx, ldx, min_of(rows - r, Kernel::ROWS), panel, VP, k0, k, c + r * PANEL, first,
+                               ahead);
 }
 
 }  // namespace IG_NS

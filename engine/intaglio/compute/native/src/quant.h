@@ -45,9 +45,10 @@ IG_INLINE void pair_wide(V (&acc)[R][N], const float* x, int64_t ldx, const uint
 struct Int8Wide {
     using Act = float;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t) { return 0; }
+    template <int R, int N, bool AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t*) {
         const uint16_t* w = (const uint16_t*)panel + k0 / 2 * PANEL + v0 * W;
         V acc[R][N];
         clear<R, N>(acc);
@@ -59,9 +60,10 @@ struct Int8Wide {
 struct Q8Wide {
     using Act = float;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t) { return 0; }
+    template <int R, int N, bool AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t*) {
         const uint8_t* at = panel + k0 / QUANT_BLOCK * Q8_BYTES;
         for (int64_t i = 0; i < k; i += QUANT_BLOCK, at += Q8_BYTES) {
             const uint16_t* w = (const uint16_t*)at + v0 * W;
@@ -77,9 +79,10 @@ struct Q8Wide {
 struct Q4Wide {
     using Act = float;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t) { return 0; }
+    template <int R, int N, bool AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t*) {
         const uint8_t* at = panel + k0 / QUANT_BLOCK * Q4_BYTES;
         for (int64_t i = 0; i < k; i += QUANT_BLOCK, at += Q4_BYTES) {
             const uint32_t* w = (const uint32_t*)at + v0 * W;
@@ -135,9 +138,10 @@ IG_INLINE void pair_dot(V (&acc)[R][N], const uint16_t* x, int64_t ldx, const ui
 struct Int8Dot {
     using Act = uint16_t;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t) { return 0; }
+    template <int R, int N, bool AHEAD>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t*) {
         const uint8_t* w = panel + (k0 / 2 * PANEL + v0 * W) * 2;
         V acc[R][N];
         clear<R, N>(acc);
@@ -149,9 +153,10 @@ struct Int8Dot {
 struct Q8Dot {
     using Act = uint16_t;
     static constexpr int ROWS = MAX_ROWS;
-    template <int R, int N>
+    static int64_t lines(int64_t) { return 0; }
+    template <int R, int N, bool AHEAD>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t*) {
         const uint8_t* at = panel + k0 / QUANT_BLOCK * Q8_BYTES;
         for (int64_t i = 0; i < k; i += QUANT_BLOCK, at += Q8_BYTES) {
             const uint8_t* w = at + v0 * W * 2;
@@ -167,9 +172,10 @@ struct Q8Dot {
 struct Q4Dot {
     using Act = uint16_t;
     static constexpr int ROWS = 4;  // codes in flight take registers too
-    template <int R, int N>
+    static int64_t lines(int64_t) { return 0; }
+    template <int R, int N, bool AHEAD>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
-                      bool first) {
+                      bool first, const uint8_t*) {
         // 0 .. 15 as bf16, twice: a lookup reads five bits, and the fifth belongs to the next code.
         const __m256i half = _mm256_setr_epi16(0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100,
                                                0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170);
