@@ -38,7 +38,7 @@ class Library:
 class Context:
     """One instruction set and its own threads. Not for use by two callers at once."""
 
-    def __init__(self, library: Library, isa: str, threads: int, spin_us: int = 50) -> None:
+    def __init__(self, library: Library, isa: str, threads: int, spin_us: int = 10) -> None:
         self.library = library
         self.isa = isa
         self.threads = threads
