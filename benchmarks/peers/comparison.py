@@ -41,10 +41,10 @@ class Comparison:
     def run(self) -> dict[str, Any]:
         """Run what is not there yet and return the document. A contestant that fails is noted, not fatal."""
         found = []
+        rates: list[floors.Rates] = []
         for workload, dtype in self.cases:
             references = self.references(workload)
             runs: Runs = {contestant.name: {} for contestant in self.contestants}
-            rates: list[floors.Rates] = []
             for repeat in range(self.repeats):
                 self._round(workload, dtype, repeat, runs, rates)
                 summary = self._case(workload, dtype, runs, references, rates)
@@ -145,11 +145,11 @@ class Comparison:
             "ratio_metrics": list(keys),
             "ratios": table.ratios(summary, own, keys),
             "floor": self._floor(workload, dtype, rates),
-            "rates": _rate_medians(rates),
+            "rates": _best_rates(rates),
         }
 
     def _floor(self, workload: str, dtype: str, rates: list[floors.Rates]) -> dict[str, float] | None:
-        """The median of the repeats' floors; a quantised format's weights are those of its file."""
+        """From the highest rates so far; a quantised format's weights are those of its file."""
         if not rates:
             return None
         size = None
@@ -160,8 +160,7 @@ class Comparison:
             size = float((self.setting.root / record.prepared[dtype]).stat().st_size)
         shape = floors.read_shape(self.setting.model)
         case = workloads.case(self.data, workload, 0)
-        rows = [floors.floor(case, shape, dtype, rate, size) for rate in rates]
-        found = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        found = floors.floor(case, shape, dtype, floors.best(rates), size)
         return found | {"tokens_per_s": len(case.batch) * case.new / found["wall_ms"] * 1e3}
 
     def _titles(self) -> dict[str, str]:
@@ -192,13 +191,12 @@ class Comparison:
         return {"median": statistics.median(values), "most": max(values)} if values else {}
 
 
-def _rate_medians(rates: list[floors.Rates]) -> dict[str, float]:
+def _best_rates(rates: list[floors.Rates]) -> dict[str, float]:
     if not rates:
         return {}
-    found = {"memory read GB/s": statistics.median(rate.read_gb_s for rate in rates)}
-    for name in rates[0].matmul_gflop_s:
-        found[f"matmul {name} GFLOP/s"] = statistics.median(rate.matmul_gflop_s[name] for rate in rates)
-    return found
+    best = floors.best(rates)
+    found = {"memory read GB/s": best.read_gb_s}
+    return found | {f"matmul {name} GFLOP/s": rate for name, rate in best.matmul_gflop_s.items()}
 
 
 def _brief(answer: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ def markdown(document: dict[str, Any]) -> str:
         lines += [table.markdown(case, document["titles"])]
         if case["rates"]:
             rates = ", ".join(f"{name} {value:.1f}" for name, value in case["rates"].items())
-            lines += [f"Floor from rates measured between the runs: {rates}.", ""]
+            lines += [f"Floor from the highest rates measured between the runs: {rates}.", ""]
     lines += ["## Versions and settings", ""]
     lines += [f"- {title}: {text}" for title, text in _versions(document).items()]
     lines += ["", "## Machine", ""]

@@ -144,6 +144,11 @@ def test_a_shared_prefix_is_paid_once_and_a_missing_cache_every_step() -> None:
     assert bare["tpot_ms"] > bare["ttft_ms"]  # the prefix grows
 
 
+def test_the_best_rates_are_taken_one_by_one() -> None:
+    other = floors.Rates(read_gb_s=12.0, matmul_gflop_s={"fp32": 90.0, "bf16": 210.0})
+    assert floors.best([RATES, other]) == floors.Rates(12.0, {"fp32": 100.0, "bf16": 210.0})
+
+
 def test_the_shape_is_read_from_headers_alone(tmp_path) -> None:
     header = {
         "__metadata__": {"format": "pt"},
