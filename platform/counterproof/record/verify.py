@@ -73,6 +73,11 @@ def verify_plan(paths: StudyPaths) -> tuple[dict[str, Any], str, journal.Journal
             f"plan.json of {paths.name} was changed after the study started",
             details=[f"registered {started[0]['plan_sha256']}", f"found {plan_sha256}"],
         )
+    if plan.get("study") != paths.name:
+        # A copy under another name would count one piece of evidence twice.
+        raise EvidenceError(
+            f"{paths.name} holds the record of study {plan.get('study')!r}; keep a study under its own name"
+        )
     return plan, plan_sha256, content
 
 

@@ -126,7 +126,8 @@ def _difference(theirs: Estimate, ours: Estimate) -> tuple[float, float, float] 
 
 
 def _few(author: int, replay: int) -> str:
-    return f"{replay} blocks here and {author} of the author's; at least {MIN_BLOCKS} of each are needed"
+    blocks = "1 block" if replay == 1 else f"{replay} blocks"
+    return f"{blocks} here and {author} of the author's; at least {MIN_BLOCKS} of each are needed"
 
 
 def _ratio(log_ratio: float) -> str:

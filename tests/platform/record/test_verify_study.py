@@ -95,6 +95,14 @@ def test_a_record_moved_to_another_place_contradicts_its_manifest(study: Path) -
         verify_study(study)
 
 
+def test_a_copy_under_another_name_is_not_a_second_study(study: Path) -> None:
+    copied = study.parent / "another_name"
+    shutil.copytree(study, copied)
+    with pytest.raises(EvidenceError, match=f"another_name holds the record of study '{study.name}'"):
+        verify_study(copied)
+    assert len(verify_study(study).runs) == 6
+
+
 def test_a_changed_plan_is_found(study: Path) -> None:
     plan = json.loads((study / "plan.json").read_text())
     plan["primary"]["sesoi"] = 0.001

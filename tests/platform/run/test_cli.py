@@ -395,8 +395,6 @@ def test_the_whole_spine_with_the_real_engine(call: Call, store: Path) -> None:
     # Without a cache the i-th of 24 tokens costs prompt + i - 1 computations.
     assert counters["baseline"]["tokens_computed"] == 24 * prompt + requests * sum(range(24))
     assert "packet" in out
-    (packet,) = (folder / "packets").glob("*.rep.zip")
-    (key,) = (folder / "packets").glob("*.key.json")
-    # Its id alone: a packet called after its study would tell a reviewer the experiment.
-    assert packet.name.split(".")[0] == key.name.split(".")[0] != "spine"
+    # Called by its id alone: a file name that tells the study would tell a reviewer the experiment.
+    assert [len(p.name) for p in (folder / "packets").glob("*.rep.zip")] == [len("0123456789abcdef.rep.zip")]
     assert "replayed" in out or "controls did not hold" in out
