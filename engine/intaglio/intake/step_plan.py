@@ -60,12 +60,45 @@ class RowPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockMove:
+    """One block's bytes, over all layers of its group, to or from outside the pool; done before the step's rows.
+
+    kind        "copy_out" (to host memory), "copy_in" (back), "save" (to a file), "load" (from one)
+    block       the block read or filled; `generation` is what it must hold (read) or will hold (filled)
+    slot        host slot of a copy; index of the block's bytes within the file otherwise
+    checksum    of the bytes that must arrive (copy_in, load); 0 for what is read out
+    path        the file of a save or load, "" for a copy
+    """
+
+    kind: str
+    group: int
+    block: int
+    generation: int
+    slot: int
+    checksum: int = 0
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveResult:
+    """What became of one move: bytes moved, their checksum (zlib.crc32), and what went wrong or ""."""
+
+    nbytes: int = 0
+    checksum: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One engine step. Rows are ordered by request id; `digest()` lets every rank check it got this plan."""
+    """One engine step. Rows are ordered by request id; `digest()` lets every rank check it got this plan.
+
+    moves: block copies, executed in order before the rows.
+    """
 
     step: int
     rows: tuple[RowPlan, ...]
     use_cache: bool
+    moves: tuple[BlockMove, ...] = ()
 
     def digest(self) -> str:
         """sha256 over the canonical text of the plan (128-bit prefix in hex)."""
@@ -95,7 +128,8 @@ class RowResult:
 class StepResult:
     """A worker's answer. Times are nanoseconds on the one monotonic clock (time.perf_counter_ns).
 
-    spans: (phase, start_ns, duration_ns) of the worker's own stages, phases "forward" and "sample".
+    spans: (phase, start_ns, duration_ns) of the worker's own stages, phases "move", "forward" and "sample".
+    moved: what became of the plan's moves, in their order.
     kv_bytes_written: bytes of KV this step stored; flops: floating-point operations of the forward pass.
     """
 
@@ -108,3 +142,4 @@ class StepResult:
     kv_bytes_read: int = 0
     flops: int = 0
     events: tuple[tuple[str, str], ...] = field(default=())
+    moved: tuple[MoveResult, ...] = ()
