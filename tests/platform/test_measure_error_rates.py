@@ -34,7 +34,7 @@ class Rates:
 
 def simulate(noise: float, effect: float, *, reserve: bool, bursts: float = 0.0, seed: int = 1) -> Rates:
     """`bursts`: chance that a run is disturbed by 15 %."""
-    rng = np.random.default_rng([seed, int(1e6 * noise), int(1e6 * effect)])
+    rng = np.random.default_rng([seed, int(1e6 * noise), int(1e6 * abs(effect))])
     refused = claimed = covered = 0
     total = 0
     for _ in range(STUDIES):
