@@ -67,7 +67,7 @@ def _row(paths: StudyPaths) -> tuple[str, ...]:
         plan, _, content = verify_plan(paths)
         events = content.events
         check_outcome(paths, events)
-        total, done = len(places.places(plan)), len(places.done(events))
+        total, done = len(places.places(plan, events)), len(places.done(events))
         valid, decision = "", ""
         if paths.decision.is_file() and paths.comparison.is_file():
             valid = "valid" if canonical.read_json(paths.comparison)["valid"] else "invalid"
@@ -110,12 +110,14 @@ def _show(args: argparse.Namespace) -> int:
             "run_refused",
             "torn_tail",
             "stopped_early",
+            "extended",
             "view_failed",
         ):
             print(
                 f"  {event['time_utc']} {event['kind']} {event.get('run', '')} {event.get('reason', '')}".rstrip()
             )
-    missing = [place for place in places.places(plan) if place not in places.done(study.journal)]
+    sealed = places.done(study.journal)
+    missing = [place for place in places.places(plan, study.journal) if place not in sealed]
     if missing:
         print(f"{len(missing)} runs are missing; to go on: counterproof resume {paths.name}")
     return EXIT_OK

@@ -78,14 +78,17 @@ def finish(store: Store, paths: StudyPaths, *, gate: bool, packet: bool) -> int:
     """Run what is missing, judge, refresh the views, print the outcome. Returns the exit code."""
     plan, _, _ = verify_plan(paths)
     with StudyRunner.lock(paths):
-        sealed = places.done(Journal(paths.journal).events())
-        missing = [place for place in places.places(plan) if place not in sealed]
-        with show_progress(plan, missing) as progress:
+        events = Journal(paths.journal).events()
+        sealed = places.done(events)
+        missing = [place for place in places.places(plan, events) if place not in sealed]
+        with show_progress(plan, missing, events) as progress:
             runner = StudyRunner(paths, progress)
             for lost in runner.recover():
                 console.note(f"{lost} was cut off; it is kept, journalled as lost, and not counted")
             try:
-                runner.run_missing(lambda _block: judge.harm_is_proven(paths))
+                runner.run_missing(
+                    lambda _block: judge.harm_is_proven(paths), lambda: judge.why_extend(paths)
+                )
             except KeyboardInterrupt:
                 Journal(paths.journal).append("interrupted")
                 console.note(f"interrupted; to go on: counterproof resume {paths.name}")

@@ -19,6 +19,7 @@ from counterproof.measure.scope import scope_of
 from counterproof.measure.stages import waterfall
 from counterproof.measure.table import Family, metric_entry
 from counterproof.measure.validity import check_validity, is_valid
+from counterproof.plan.reserve import EXTENDED
 
 SCHEMA = "counterproof-comparison/1"
 
@@ -45,6 +46,11 @@ def compare(study: StudyData) -> dict[str, Any]:
         "plan_sha256": study.verified.plan_sha256,
         "runs": _runs(study),
         "lost_attempts": _lost(study),
+        "extensions": [
+            {"blocks": event["blocks"], "reason": event["reason"]}
+            for event in study.verified.journal
+            if event["kind"] == EXTENDED
+        ],
         "percentile_method": METHOD,
         "blocks": study.complete_blocks,
         "blocks_planned": study.planned_blocks,

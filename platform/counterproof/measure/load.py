@@ -14,6 +14,7 @@ import yaml
 
 from counterproof.errors import EvidenceError
 from counterproof.measure.latency import Floats, request_latencies, token_gaps
+from counterproof.plan.reserve import blocks_in_force
 from counterproof.record.schema import TABLES
 from counterproof.record.verify import SealedRun, VerifiedStudy, verify_study
 
@@ -125,7 +126,8 @@ class StudyData:
 
     @property
     def planned_blocks(self) -> int:
-        return int(self.plan["blocks"])
+        """Blocks that the study consists of: those always run, and the reserve blocks called up so far."""
+        return blocks_in_force(self.plan, self.verified.journal)
 
     @cached_property
     def complete_blocks(self) -> list[int]:
@@ -135,7 +137,7 @@ class StudyData:
 
     @property
     def final(self) -> bool:
-        """Whether every planned block is complete."""
+        """Whether every block in force is complete."""
         return len(self.complete_blocks) == self.planned_blocks
 
     def of(self, arm: str) -> list[RunData]:

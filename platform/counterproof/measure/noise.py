@@ -16,10 +16,12 @@ from counterproof.measure.interval import MIN_BLOCKS, t_interval
 
 @dataclass(frozen=True)
 class Gate:
-    """`passed` None: not decidable yet; the detail says why."""
+    """`passed` None: not decidable yet; the detail says why. `imprecise`: refused for its width alone, the 99 %
+    interval holding 0, so that more blocks may still show what these could not."""
 
     passed: bool | None
     detail: str
+    imprecise: bool = False
 
 
 def floor_log(again: Sequence[float | None], absolute: float = 0.0) -> float | None:
@@ -41,7 +43,8 @@ def a_a_gate(again: Sequence[float | None], band: float) -> Gate:
     edge = math.log1p(band)
     if narrow.low < -edge or narrow.high > edge:
         inside = f"[{_pct(narrow.low)}, {_pct(narrow.high)}]"
-        return Gate(False, f"the 90 % interval {inside} of A/A leaves the band of {100 * band:g} %")
+        detail = f"the 90 % interval {inside} of A/A leaves the band of {100 * band:g} %"
+        return Gate(False, detail, imprecise=True)
     return Gate(
         True, f"A/A effect {_pct(narrow.mean)}, 90 % interval [{_pct(narrow.low)}, {_pct(narrow.high)}]"
     )

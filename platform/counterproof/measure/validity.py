@@ -54,7 +54,7 @@ def check_validity(
         check_workload(study),
         check_differences(differences),
         check_flag(study, differences),
-        Check("a_a", gate.passed, gate.detail),
+        Check("a_a", gate.passed, gate.detail, {"imprecise": gate.imprecise}),
         check_slowed(study),
         check_output_length(study),
         check_little(study),

@@ -44,6 +44,11 @@ def _study(config: ExperimentConfig, exploratory: bool) -> Iterator[str]:
             f"study.blocks is {study.blocks}, but an interval needs at least {MIN_BLOCKS} "
             "(fewer are possible with --exploratory)"
         )
+    if not 0 <= study.reserve_blocks <= MAX_BLOCKS - study.blocks:
+        yield (
+            f"study.reserve_blocks must be between 0 and {MAX_BLOCKS} less study.blocks, "
+            f"not {study.reserve_blocks}"
+        )
     if not 0 < study.aa_band < 1:
         yield f"study.aa_band must lie between 0 and 1, not {study.aa_band}"
     if study.slowed_delay_us < 1:

@@ -83,9 +83,16 @@ class GuardrailConfig:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """How the study is laid out. `equivalence_requests`: prompts of the bitwise comparison (0: none)."""
+    """How the study is laid out.
+
+    blocks                blocks that are always run
+    reserve_blocks        blocks that are planned and sealed beforehand, and run (two at a time) only while the
+                          A/A comparison is too imprecise to judge; never because of what the candidate shows
+    equivalence_requests  prompts of the bitwise comparison (0: none)
+    """
 
     blocks: int = 8
+    reserve_blocks: int = 0
     seed: int = 20260101
     slowed_delay_us: int = 10_000
     aa_band: float = 0.05

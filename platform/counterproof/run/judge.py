@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from counterproof.plan import reserve
 from counterproof.record import atomic, canonical
 from counterproof.record.journal import Journal, now_utc
 from counterproof.record.lock import FileLock
@@ -60,6 +61,12 @@ def _publish(journal: Journal, kind: str, path: Path, content: dict[str, Any], *
     data = canonical.pretty(content)
     journal.append(kind, sha256=canonical.sha256_bytes(data), **facts)
     atomic.write_bytes(path, data)
+
+
+def why_extend(paths: StudyPaths) -> str | None:
+    """The reason to call up reserve blocks, None if there is none (see plan/reserve.py)."""
+    found = evaluate(paths)
+    return None if found.decision["decision"] == "ROLLBACK" else reserve.why_extend(found.comparison)
 
 
 def harm_is_proven(paths: StudyPaths) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from counterproof.errors import RefusedError
+from counterproof.plan.reserve import blocks_in_force
 from counterproof.record.store import RunKey
 
 ENDINGS = frozenset({"run_sealed", "run_failed", "run_lost", "run_refused"})
@@ -23,12 +24,15 @@ class Place:
         return f"equivalence {self.arm}" if self.block is None else f"block {self.block} {self.arm}"
 
 
-def places(plan: Mapping[str, Any]) -> list[Place]:
-    """Every run in the order of the plan: the equivalence phase, then the blocks as scheduled."""
+def places(plan: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()) -> list[Place]:
+    """Every run in the order of the plan: the equivalence phase, then the blocks in force, as scheduled.
+
+    events  the journal, which tells the reserve blocks that were called up
+    """
     result = []
     if plan["workload"].get("equivalence_sha256") is not None:
         result = [Place(None, "baseline"), Place(None, "candidate")]
-    for block, order in enumerate(plan["schedule"]):
+    for block, order in enumerate(plan["schedule"][: blocks_in_force(plan, events)]):
         result += [Place(block, arm) for arm in order]
     return result
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from counterproof.plan.reserve import blocks_in_force
 from counterproof.record.store import RunKey
 from counterproof.run.places import Place, places
 
@@ -18,11 +19,13 @@ from counterproof.run.places import Place, places
 class TimeLeft:
     """Estimate of the time that a study still needs, from the runs of the same arm seen so far."""
 
-    def __init__(self, plan: Mapping[str, Any], missing: list[Place]) -> None:
+    def __init__(
+        self, plan: Mapping[str, Any], missing: list[Place], events: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self._left = list(missing)
         self._seen: dict[tuple[str, str], list[float]] = {}
-        self._blocks = int(plan["blocks"])
-        self.total = len(places(plan))
+        self._blocks = blocks_in_force(plan, events)
+        self.total = len(places(plan, events))
 
     def ended(self, key: RunKey, seconds: float) -> None:
         """A run was sealed."""
@@ -30,6 +33,12 @@ class TimeLeft:
         place = Place(key.block, key.arm)
         if place in self._left:
             self._left.remove(place)
+
+    def extended(self, missing: list[Place]) -> None:
+        """Reserve blocks were called up; `missing` are their runs."""
+        self._left = list(missing)
+        self.total += len(missing)
+        self._blocks = max([self._blocks, *(place.block + 1 for place in missing if place.block is not None)])
 
     def text(self) -> str:
         """e.g. `about 6 min left`; nothing before the first run has ended."""
@@ -78,6 +87,10 @@ class LineProgress:
 
     def waiting(self, what: str) -> None:
         self._say(f"        waiting for {what}")
+
+    def extended(self, missing: list[Place], reason: str) -> None:
+        self._left.extended(missing)
+        self._say(f"        {_extended(missing, reason)}, {self._left.text()}")
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -137,8 +150,20 @@ class BarProgress:
     def waiting(self, what: str) -> None:
         self._bars.update(self._run, visible=True, note=f"waiting for {what}")
 
+    def extended(self, missing: list[Place], reason: str) -> None:
+        self._left.extended(missing)
+        self._bars.console.print(_extended(missing, reason), markup=False)
+        self._bars.update(self._study, total=self._left.total, note=self._left.text())
 
-def show_progress(plan: Mapping[str, Any], missing: list[Place]) -> BarProgress | LineProgress:
+
+def _extended(missing: list[Place], reason: str) -> str:
+    blocks = len({place.block for place in missing})
+    return f"{blocks} reserve blocks are called up, as registered: {reason}"
+
+
+def show_progress(
+    plan: Mapping[str, Any], missing: list[Place], events: Sequence[Mapping[str, Any]] = ()
+) -> BarProgress | LineProgress:
     """Bars when standard error is a terminal, else lines. Use it with `with`."""
-    left = TimeLeft(plan, missing)
+    left = TimeLeft(plan, missing, events)
     return BarProgress(left) if sys.stderr.isatty() else LineProgress(left)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from counterproof.errors import CounterproofError, ExecutionError, RefusedError
 from counterproof.plan.compose import engine_of
+from counterproof.plan.reserve import EXTENDED, blocks_in_force, next_extent
 from counterproof.record import code_identity, environment, manifest, verify
 from counterproof.record.journal import Journal
 from counterproof.record.lock import FileLock
@@ -33,6 +34,8 @@ class Progress(Protocol):
 
     def waiting(self, what: str) -> None: ...
 
+    def extended(self, missing: list[Place], reason: str) -> None: ...
+
 
 class StudyRunner:
     """Executes a registered study. Hold `lock()` while using it: one harness per study.
@@ -45,7 +48,6 @@ class StudyRunner:
         self._progress = progress
         self._journal = Journal(paths.journal)
         self.plan, self._plan_sha256, _ = verify.verify_plan(paths)
-        self._places = places.places(self.plan)
         self._target = registry.find(self.plan["target"])
         self._planners: dict[str, dict[str, str]] = {}
 
@@ -72,32 +74,60 @@ class StudyRunner:
 
     def missing(self) -> list[Place]:
         """Planned runs that have no sealed record, in order."""
-        sealed = places.done(self._journal.events())
-        return [place for place in self._places if place not in sealed]
+        events = self._journal.events()
+        sealed = places.done(events)
+        return [place for place in places.places(self.plan, events) if place not in sealed]
 
-    def run_missing(self, after_block: Callable[[int], bool] | None = None) -> None:
-        """Run everything that is missing. `after_block(block)` True ends the study early and for good.
+    def run_missing(
+        self,
+        after_block: Callable[[int], bool] | None = None,
+        extend: Callable[[], str | None] | None = None,
+    ) -> None:
+        """Run everything that is missing. `after_block(block)` True ends the study early and for good; `extend()`
+        is asked at the end for a reason to call up the next reserve blocks.
 
         Raises what a run raises: RefusedError, SetupError, ExecutionError after the last attempt.
         """
         if any(event["kind"] == "stopped_early" for event in self._journal.events()):
             return
+        while True:
+            if self._run_in_force(after_block):
+                return
+            if extend is None or not self._extend(extend):
+                return
+
+    def _run_in_force(self, after_block: Callable[[int], bool] | None) -> bool:
+        """Run what is missing of the blocks in force. True if the study was stopped early."""
+        last = blocks_in_force(self.plan, self._journal.events()) - 1
         for place in self.missing():
             self.run_place(place)
-            if after_block is not None and place.block is not None and self._block_is_whole(place.block):
-                last = place.block == self.plan["blocks"] - 1
-                if not last and after_block(place.block):
-                    self._journal.append("stopped_early", block=place.block)
-                    return
+            if after_block is None or place.block in (None, last) or not self._block_is_whole(place.block):
+                continue
+            if after_block(place.block):
+                self._journal.append("stopped_early", block=place.block)
+                return True
+        return False
+
+    def _extend(self, extend: Callable[[], str | None]) -> bool:
+        """Call up the next reserve blocks if there are any and there is a reason."""
+        blocks = next_extent(self.plan, blocks_in_force(self.plan, self._journal.events()))
+        reason = None if blocks is None else extend()
+        if reason is None:
+            return False
+        self._journal.append(EXTENDED, blocks=blocks, reason=reason)
+        self._progress.extended(self.missing(), reason)
+        return True
 
     def run_place(self, place: Place) -> None:
         """Run one place until it is sealed or has failed as often as the plan allows.
 
         Raises RefusedError for a candidate before its baseline, a place already sealed or not planned.
         """
-        if place not in self._places:
-            raise RefusedError(f"refused: {place} is not in the plan", details=[str(p) for p in self._places])
-        sealed = places.done(self._journal.events())
+        events = self._journal.events()
+        planned = places.places(self.plan, events)
+        if place not in planned:
+            raise RefusedError(f"refused: {place} is not in the plan", details=[str(p) for p in planned])
+        sealed = places.done(events)
         if place in sealed:
             raise RefusedError(f"refused: {place} has a sealed record, which is never repeated")
         places.refuse_early_candidate(place, sealed)
@@ -119,7 +149,8 @@ class StudyRunner:
             self._journal.append(
                 "run_started", run=key.name, block=key.block, arm=key.arm, attempt=key.attempt
             )
-            self._progress.run_started(key, self._places.index(place) + 1, len(self._places))
+            planned = places.places(self.plan, self._journal.events())
+            self._progress.run_started(key, planned.index(place) + 1, len(planned))
             began = time.monotonic()
             try:
                 folder.mkdir(parents=True)

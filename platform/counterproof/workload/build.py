@@ -26,10 +26,11 @@ class StudyWorkloads:
 def build(config: ExperimentConfig, encode: Encode) -> StudyWorkloads:
     """Build all workloads of a study from its seed. Raises InputError when there are too few prompts."""
     load, study = config.workload, config.study
-    total = load.requests * study.blocks
+    count = study.blocks + study.reserve_blocks
+    total = load.requests * count
     prompts = distinct_prompts(load, encode, study.seed, total + load.warmup_requests)
     blocks = []
-    for block in range(study.blocks):
+    for block in range(count):
         part = prompts[block * load.requests : (block + 1) * load.requests]
         blocks.append(_requests(config, part, f"block/{block}"))
     # Round robin over the blocks, so that the bitwise check sees prompts of every block.

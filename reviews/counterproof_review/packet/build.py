@@ -116,7 +116,7 @@ def _files(study: StudyData, keys: PacketKeys, scratch: Path) -> dict[str, bytes
         layout.PACKET: public.packet(
             keys.packet_id, plan_sha256, len(opaque), [len(block) for block in loads], len(warmup)
         ),
-        layout.PREREG: public.prereg(plan, plan_sha256, metric.unit if metric else ""),
+        layout.PREREG: public.prereg(plan, plan_sha256, metric.unit if metric else "", len(loads)),
         layout.SCOPE: public.scope(plan, configs["baseline"], lock, loads),
         layout.SCHEDULE: public.schedule(len(loads)),
         layout.RUN_LOCK: public.run_lock(plan),

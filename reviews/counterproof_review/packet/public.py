@@ -50,13 +50,16 @@ def packet(packet_id: str, plan_sha256: str, arms: int, inputs: Sequence[int], w
     )
 
 
-def prereg(plan: Mapping[str, Any], plan_sha256: str, unit: str) -> dict[str, Any]:
-    """protocol/prereg.json: how the answer is judged, without the direction that is hoped for."""
+def prereg(plan: Mapping[str, Any], plan_sha256: str, unit: str, blocks: int) -> dict[str, Any]:
+    """protocol/prereg.json: how the answer is judged, without the direction that is hoped for.
+
+    blocks  those of the study with the reserve blocks it called up, which tells the noise of its baseline only
+    """
     return _document(
         layout.PREREG,
         plan_sha256=plan_sha256,
         unit="block",
-        blocks=plan["blocks"],
+        blocks=blocks,
         min_blocks=layout.MIN_BLOCKS,
         primary={**_only(plan["primary"], _PRIMARY), "unit": unit},
         guardrails=[_only(rail, _GUARDRAIL) for rail in plan["guardrails"]],

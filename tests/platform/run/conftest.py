@@ -75,6 +75,9 @@ class Notes:
     def waiting(self, what: str) -> None:
         self.lines.append(f"waiting {what}")
 
+    def extended(self, missing: list[Any], reason: str) -> None:
+        self.lines.append(f"extended {len(missing)} {reason}")
+
 
 @pytest.fixture
 def measured_processes() -> Callable[[], list[str]]:
