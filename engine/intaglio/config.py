@@ -60,6 +60,28 @@ class SwitchConfig:
 
 
 @dataclass(frozen=True)
+class ContextCacheConfig:
+    """Documents whose KV is computed once and kept on disk, for requests that name them by id.
+
+    `folder` null: contexts/ in the store. `ttl_s`: how long one lives unless it asks for less or more.
+    `quota_mib`: most bytes of one tenant's documents.
+    """
+
+    enabled: bool = False
+    folder: str | None = None
+    ttl_s: int = 86_400
+    quota_mib: int = 4096
+
+
+@dataclass(frozen=True)
+class HostTierConfig:
+    """Host memory for the KV of preempted requests: they are swapped out and back instead of recomputed."""
+
+    enabled: bool = False
+    memory_mib: int = 1024
+
+
+@dataclass(frozen=True)
 class SchedulerConfig:
     """`token_budget`: most tokens computed in one step. `prefill_chunk`: most prompt tokens of one request
     in one step (null: the budget). `max_model_len` null: the model's own context."""
@@ -122,8 +144,8 @@ class EngineConfig:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
     prefix_cache: SwitchConfig = field(default_factory=SwitchConfig)
-    context_cache: SwitchConfig = field(default_factory=SwitchConfig)
-    host_tier: SwitchConfig = field(default_factory=SwitchConfig)
+    context_cache: ContextCacheConfig = field(default_factory=ContextCacheConfig)
+    host_tier: HostTierConfig = field(default_factory=HostTierConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     disaggregation: SwitchConfig = field(default_factory=SwitchConfig)
@@ -173,6 +195,9 @@ _RANGES: dict[str, tuple[int, int]] = {
     "kv_cache.block_tokens": (1, 1024),
     "kv_cache.blocks": (1, 1 << 24),
     "kv_cache.memory_mib": (1, 1 << 24),
+    "context_cache.ttl_s": (1, 1 << 31),
+    "context_cache.quota_mib": (1, 1 << 24),
+    "host_tier.memory_mib": (1, 1 << 24),
     "scheduler.token_budget": (1, 1 << 20),
     "scheduler.max_running": (1, 4096),
     "scheduler.prefill_chunk": (1, 1 << 20),

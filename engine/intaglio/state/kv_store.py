@@ -149,6 +149,25 @@ class KVStore:
         gathered = self._layer_views[layer].index_select(0, _index(run.index))
         return gathered[:, 0].transpose(0, 1), gathered[:, 1].transpose(0, 1)
 
+    def holds(self, block: int, generation: int) -> bool:
+        """Whether the block lies in the store and was written under this generation."""
+        return 0 <= block < self.blocks and self._generations[block] == generation
+
+    def adopt(self, block: int, generation: int | None) -> None:
+        """The block was filled from outside under this generation; None: it holds nothing that may be read."""
+        self._generations[block] = generation
+
+    def planes(self, block: int) -> tuple[torch.Tensor, ...]:
+        """All bytes of one block as uint8 views into the store, one per layer: what a copy of it must move.
+
+        Together they are `block_bytes` long. Raises WorkerError for a block outside the store.
+        """
+        if not 0 <= block < self.blocks:
+            raise WorkerError(f"block {block} lies outside 0..{self.blocks - 1}; nothing was moved")
+        start = block * self.block_tokens
+        piece = self.data[:, start : start + self.block_tokens]
+        return piece.view(torch.uint8).flatten(1).unbind(0)
+
     def poison_free(self, blocks: Sequence[int]) -> None:
         """Fill blocks that nobody owns with NaN: whatever reads them afterwards shows it (for tests)."""
         for block in blocks:
