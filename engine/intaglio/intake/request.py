@@ -60,6 +60,7 @@ class TokenEvent:
     margin: float | None = None
     finish_reason: str | None = None
     error: RequestError | None = None
+    top_logprobs: dict[int, float] | None = None
 
 
 @dataclass(slots=True)

@@ -165,7 +165,8 @@ class OutputHub:
             event.margin = row.margins[index]
             output.margins.append(event.margin)
         if index < len(row.top_logprobs):
-            output.top_logprobs.append(dict(row.top_logprobs[index]))
+            event.top_logprobs = dict(row.top_logprobs[index])
+            output.top_logprobs.append(event.top_logprobs)
         if output.logits is not None and row.logits is not None:
             output.logits.append(row.logits[index])
 
