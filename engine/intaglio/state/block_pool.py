@@ -327,6 +327,25 @@ class BlockPools:
         for pool, table in zip(self.pools, tables):
             pool.release(table, hold_step=hold_step)
 
+    def share(self, tables: Sequence[Sequence[int]]) -> None:
+        """Add a reference to every block of the tables (see BlockPool.share)."""
+        for pool, table in zip(self.pools, tables):
+            pool.share(table)
+
+    def begin_import(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """Reserve `count` blocks of each group to be filled from outside, all or none. Raises PoolExhaustedError."""
+        if count > self.free:
+            raise PoolExhaustedError(
+                f"{count} blocks asked for, {self.free} of {self.total} free", field="kv_cache.blocks"
+            )
+        return tuple(pool.begin_import(count) for pool in self.pools)
+
+    def end_import(self, tables: Sequence[Sequence[int]], *, valid: bool) -> None:
+        """The blocks are filled: used if their contents are `valid`, else free (see BlockPool.end_import)."""
+        for pool, table in zip(self.pools, tables):
+            for block in table:
+                pool.end_import(block, valid=valid)
+
     def end_step(self, step: int) -> int:
         """Free what was quarantined until the end of `step`, in all groups. Returns how many blocks."""
         return sum(pool.end_step(step) for pool in self.pools)
