@@ -79,3 +79,39 @@ class UnknownRequestError(RequestError):
 
 class DuplicateRequestError(RequestError):
     code = "duplicate_request"
+
+
+class ContextError(RequestError):
+    """A context cannot be made or used as asked."""
+
+    code = "context"
+
+
+class UnknownContextError(ContextError):
+    """There is no context of this id for this tenant; whether another tenant has one is not told."""
+
+    code = "unknown_context"
+
+
+class ContextExpiredError(ContextError):
+    """The context's time to live is over."""
+
+    code = "context_expired"
+
+
+class ContextQuotaError(ContextError):
+    """The tenant's contexts would take more bytes than its quota."""
+
+    code = "context_quota"
+
+
+class ContextMismatchError(ContextError):
+    """The context was computed by another model, number format, block size or kernel path, or file version."""
+
+    code = "context_mismatch"
+
+
+class ContextDamagedError(ContextError):
+    """The context's files are incomplete or do not match their checksums."""
+
+    code = "context_damaged"
