@@ -18,7 +18,7 @@ from intaglio.intake.scheduler import Scheduler, SchedulerLimits
 from intaglio.intake.validation import RequestLimits
 from intaglio.output.stream import OutputHub
 from intaglio.output.token_stream import TokenStream
-from intaglio.state.block_pool import BlockPools
+from intaglio.state.block_pools import BlockPools
 from intaglio.stepping import Stepper
 from intaglio.telemetry import Telemetry
 from intaglio.trace import StageSpan, Trace
@@ -181,6 +181,11 @@ class Engine:
         return [outputs[index] for index in range(len(pairs))]
 
     # What it is and does
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return self._limits.max_model_len
 
     def effective_config(self) -> dict[str, Scalar]:
         """What really runs: every configuration path with its value in force, and what follows from them."""
