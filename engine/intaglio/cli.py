@@ -20,6 +20,7 @@ from intaglio.errors import (
     SamplingParamsError,
 )
 from intaglio.intake.request import Prompt, SamplingParams, TokenEvent
+from intaglio.quality import command as quality
 
 EXIT_OK = 0
 EXIT_INPUT = 2
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return _generate(args, [*args.overrides, *rest])
+        code: int = args.func(args, [*args.overrides, *rest])
+        return code
     except IntaglioError as error:
         print(f"intaglio: error: {_one_line(str(error))}", file=sys.stderr)
         return EXIT_INPUT
@@ -88,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--system", metavar="TEXT", help="system message of the chat")
     add("--stats", action="store_true", help="print times and token counts to standard error")
     _add_sampling(generate)
+    generate.set_defaults(func=_generate)
+    quality.register(commands)
     return parser
 
 
