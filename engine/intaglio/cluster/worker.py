@@ -17,8 +17,9 @@ from intaglio.compute.backend import load_backend
 from intaglio.compute.spec import read_spec
 from intaglio.config import EngineConfig
 from intaglio.errors import ConfigError, WorkerError
-from intaglio.intake.step_plan import RowPlan, RowResult, StepPlan, StepResult
+from intaglio.intake.step_plan import MoveResult, RowPlan, RowResult, StepPlan, StepResult
 from intaglio.output.sampler import Choice
+from intaglio.state.block_mover import BlockMover
 from intaglio.state.kv_store import KVStore, PoolGroup
 
 _TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -51,6 +52,12 @@ class Worker:
             )
         self._pool = PoolGroup(self._spec.layers, self._spec.kv_heads, self._spec.head_dim, kv_dtype)
         self._store: KVStore | None = None
+        self._mover: BlockMover | None = None
+
+    @property
+    def mover(self) -> BlockMover | None:
+        """What executes block moves, after configure_kv; None without a cache."""
+        return self._mover
 
     @property
     def store(self) -> KVStore | None:
@@ -90,9 +97,11 @@ class Worker:
             )
         try:
             self._store = KVStore(self._pool, blocks, self._config.kv_cache.block_tokens, self._device)
+            self._mover = BlockMover([self._store], self._host_slots())
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
-                f"{blocks} KV blocks do not fit into memory; lower kv_cache.blocks or kv_cache.memory_mib",
+                f"{blocks} KV blocks and the host tier do not fit into memory; lower kv_cache.blocks, "
+                "kv_cache.memory_mib or host_tier.memory_mib",
                 field="kv_cache.blocks",
             ) from error
         self._backend.adopt(self._store)
@@ -102,6 +111,11 @@ class Worker:
         began = time.perf_counter_ns()
         if plan.use_cache and self._store is None:
             raise WorkerError("the plan uses a KV cache but none was configured; call configure_kv first")
+        # Before any row claims a block: what a block held is read out under the generation it was written under.
+        if plan.moves and self._mover is not None:
+            self._mover.start(plan.moves)
+        moved_ns = time.perf_counter_ns() - began
+        began += moved_ns
         errors = {row.request_id: self._refuse(row, plan.use_cache) for row in plan.rows}
         rows = tuple(row for row in plan.rows if not errors[row.request_id])
         store = self._store if plan.use_cache else None
@@ -111,15 +125,23 @@ class Worker:
                 computed = time.perf_counter_ns()
                 results = self._choose(rows, logits)
         except (RuntimeError, MemoryError) as error:
+            self._finish_moves(plan)
             raise WorkerError(f"step {plan.step} failed in the model: {error}") from error
         ended = time.perf_counter_ns()
+        moved = self._finish_moves(plan)
+        moved_ns += time.perf_counter_ns() - ended
         cost = step_cost(self._spec, rows, self._pool.bytes_per_token if store is not None else 0)
         refused = {rid: RowResult(rid, error=text) for rid, text in errors.items() if text}
         return StepResult(
             step=plan.step,
             digest=plan.digest(),
             rows=tuple(refused.get(row.request_id) or results[row.request_id] for row in plan.rows),
-            spans=(("forward", began, computed - began), ("sample", computed, ended - computed)),
+            spans=(
+                ("move", began - moved_ns, moved_ns if moved else 0),
+                ("forward", began, computed - began),
+                ("sample", computed, ended - computed),
+            ),
+            moved=moved,
             events=events,
             tokens_computed=cost.tokens,
             flops=cost.flops,
@@ -129,8 +151,18 @@ class Worker:
 
     def close(self) -> None:
         """Drop the KV store and stop the kernels' threads. The worker cannot execute steps afterwards."""
-        self._store = None
+        self._store = self._mover = None
         self._backend.close()
+
+    def _finish_moves(self, plan: StepPlan) -> tuple[MoveResult, ...]:
+        return self._mover.finish() if plan.moves and self._mover is not None else ()
+
+    def _host_slots(self) -> int:
+        """Blocks that the host tier holds."""
+        if not self._config.host_tier.enabled:
+            return 0
+        block_bytes = self._pool.bytes_per_token * self._config.kv_cache.block_tokens
+        return (self._config.host_tier.memory_mib << 20) // block_bytes
 
     def _blocks_fit(self) -> int:
         if not self._config.kv_cache.enabled:
