@@ -20,6 +20,7 @@ from intaglio.errors import ConfigError, WorkerError
 from intaglio.intake.step_plan import MoveResult, RowPlan, RowResult, StepPlan, StepResult
 from intaglio.output.sampler import Choice
 from intaglio.state.block_mover import BlockMover
+from intaglio.state.kv_codec import code_type
 from intaglio.state.kv_store import KVStore, PoolGroup
 
 _TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -37,7 +38,7 @@ class Worker:
         threads = config.threads.count or _usable_cores()
         torch.set_num_threads(threads)
         dtype = _TORCH_DTYPES[config.dtype]
-        kv_dtype = dtype if config.kv_cache.format == "auto" else _TORCH_DTYPES[config.kv_cache.format]
+        kv_dtype = dtype if config.kv_cache.format == "auto" else code_type(config.kv_cache.format)
         self._spec = read_spec(model_folder)
         with torch.inference_mode():
             self._backend, self._fallback = load_backend(
@@ -80,7 +81,7 @@ class Worker:
             "weight_bytes": self._backend.weight_bytes,
             "eos_token_ids": spec.eos_token_ids,
             "bos_token_id": spec.bos_token_id,
-            "kv_format": "fp32" if self._pool.dtype == torch.float32 else "bf16",
+            "kv_format": self._pool.codec.format.name,
             "kv_bytes_per_token": (self._pool.bytes_per_token,),
             "kv_blocks_fit": self._blocks_fit(),
             "kernel_path": self._backend.path,

@@ -1,7 +1,8 @@
 """Paged storage of keys and values on one device: plain tensors addressed by slot.
 
 Slot s of a pool group is token s % block_tokens of block s // block_tokens. Keys and values of a token lie side by
-side, so that one copy stores both and a run of consecutive blocks is a plain view.
+side, with the parameters of a quantised format before them, so that one copy stores all of it and a run of
+consecutive blocks is a plain view.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from intaglio.errors import WorkerError
+from intaglio.state.kv_codec import KVCodec, codec_of
 
 
 @dataclass(frozen=True, slots=True)
 class PoolGroup:
-    """Layers that share one block table: `layers` of them, each with kv_heads x head_dim keys and values."""
+    """Layers that share one block table: `layers` of them, each with kv_heads x head_dim keys and values.
+
+    `dtype` is that of what is stored of each number: of its code where the format is quantised (see kv_codec).
+    """
 
     layers: int
     kv_heads: int
@@ -26,7 +31,11 @@ class PoolGroup:
     @property
     def bytes_per_token(self) -> int:
         """Exact bytes of one token's keys and values over the group's layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.layers * self.codec.format.token_bytes(self.kv_heads, self.head_dim)
+
+    @property
+    def codec(self) -> KVCodec:
+        return codec_of(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +55,13 @@ class SlotMap:
 @dataclass(frozen=True, slots=True)
 class KVRun:
     """Keys and values of one row's visible tokens: per layer [kv_heads, length, head_dim] views, or the slots
-    to gather when its blocks are not consecutive."""
+    to gather when its blocks are not consecutive. `stored`: per layer the consecutive records to decode."""
 
     length: int
     keys: tuple[torch.Tensor, ...] | None
     values: tuple[torch.Tensor, ...] | None
     index: torch.Tensor | None
+    stored: tuple[torch.Tensor, ...] | None = None
 
 
 class KVStore:
@@ -62,9 +72,10 @@ class KVStore:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self._device = device
-        shape = (group.layers, blocks * block_tokens, 2, group.kv_heads, group.head_dim)
+        self.codec = group.codec
+        shape = (group.layers, blocks * block_tokens, *self.codec.token_shape(group.kv_heads, group.head_dim))
         # Left as it comes: what was not written is never read, and untouched pages cost no memory.
-        self.data = torch.empty(shape, dtype=group.dtype, device=device)
+        self.data = torch.empty(shape, dtype=self.codec.storage, device=device)
         self._layer_views = self.data.unbind(0)
         self._generations: list[int | None] = [None] * blocks
 
@@ -119,12 +130,12 @@ class KVStore:
         return SlotMap(len(used), rows, None, index)
 
     def write(self, layer: int, where: SlotMap, keys_values: torch.Tensor) -> None:
-        """Store [tokens, 2, kv_heads, head_dim] of one layer at the mapped slots, cast to the store's dtype."""
+        """Store [tokens, 2, kv_heads, head_dim] of one layer at the mapped slots, in the store's format."""
         source = keys_values if where.rows is None else keys_values.index_select(0, where.rows)
         if where.targets is not None:
-            where.targets[layer].copy_(source)
+            where.targets[layer].copy_(self.codec.encode(source) if self.codec.format.quantised else source)
         elif where.count:
-            self._layer_views[layer].index_copy_(0, _index(where.index), source.to(self.group.dtype))
+            self._layer_views[layer].index_copy_(0, _index(where.index), self.codec.encode(source))
 
     def run(self, table: Sequence[int], length: int) -> KVRun:
         """The first `length` tokens of a row: views where its blocks are consecutive, else slots to gather.
@@ -136,6 +147,8 @@ class KVStore:
         if used == tuple(range(first, first + len(used))):
             start = first * self.block_tokens
             view = self.data[:, start : start + length]
+            if self.codec.format.quantised:
+                return KVRun(length, None, None, None, view.unbind(0))
             keys = view[:, :, 0].transpose(1, 2).unbind(0)
             values = view[:, :, 1].transpose(1, 2).unbind(0)
             return KVRun(length, keys, values, None)
@@ -143,11 +156,16 @@ class KVStore:
         return KVRun(length, None, None, slots)
 
     def read(self, layer: int, run: KVRun) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [kv_heads, length, head_dim] of one layer, in the store's dtype."""
+        """Keys and values [kv_heads, length, head_dim] of one layer: fp32 where the format is quantised, else as
+        stored."""
         if run.keys is not None and run.values is not None:
             return run.keys[layer], run.values[layer]
-        gathered = self._layer_views[layer].index_select(0, _index(run.index))
-        return gathered[:, 0].transpose(0, 1), gathered[:, 1].transpose(0, 1)
+        if run.stored is not None:
+            stored = run.stored[layer]
+        else:
+            stored = self._layer_views[layer].index_select(0, _index(run.index))
+        tokens = self.codec.decode(stored, self.group.kv_heads, self.group.head_dim)
+        return tokens[:, 0].transpose(0, 1), tokens[:, 1].transpose(0, 1)
 
     def holds(self, block: int, generation: int) -> bool:
         """Whether the block lies in the store and was written under this generation."""
@@ -172,7 +190,7 @@ class KVStore:
         """Fill blocks that nobody owns with NaN: whatever reads them afterwards shows it (for tests)."""
         for block in blocks:
             start = block * self.block_tokens
-            self.data[:, start : start + self.block_tokens].fill_(float("nan"))
+            self.data[:, start : start + self.block_tokens].fill_(self.codec.poison)
 
 
 def _index(index: torch.Tensor | None) -> torch.Tensor:
