@@ -138,7 +138,7 @@ class Worker:
             digest=plan.digest(),
             rows=tuple(refused.get(row.request_id) or results[row.request_id] for row in plan.rows),
             spans=(
-                ("move", began - moved_ns, moved_ns if moved else 0),
+                *((("move", began - moved_ns, moved_ns),) if moved else ()),
                 ("forward", began, computed - began),
                 ("sample", computed, ended - computed),
             ),
