@@ -14,6 +14,7 @@ from counterproof_review.packet.documents import ARM_SCHEMA
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.models import PREFIX
 from intaglio.config import EngineConfig, Scalar, flatten, from_flat
+from intaglio.config_history import complete
 from intaglio.errors import ConfigError
 
 # Values that name a model; they hold a digest in a packet and a folder only while a replay runs.
@@ -36,7 +37,7 @@ def to_document(engine: Mapping[str, Scalar]) -> dict[str, Any]:
 
 
 def check(path: str, document: Mapping[str, Any], references: frozenset[str]) -> dict[str, Scalar]:
-    """The configuration of an arm file.
+    """The configuration of an arm file, with what an engine of its time did for paths that came later.
 
     Raises PacketError E_SCHEMA or E_ARMS for unknown, missing or mistyped keys, and E_UNSAFE for a model that
     is not named by a digest of the packet's own lock.
@@ -52,15 +53,16 @@ def check(path: str, document: Mapping[str, Any], references: frozenset[str]) ->
             raise PacketError(
                 "E_UNSAFE", f"{key} must be '{PREFIX}<digest>' of the packet's models", path=path
             )
-    resolved = flatten(_resolved(engine, path))
-    if set(resolved) != set(engine):
-        missing = ", ".join(sorted(set(resolved) - set(engine)))
+    known = complete(engine)
+    resolved = flatten(_resolved(known, path))
+    if set(resolved) != set(known):
+        missing = ", ".join(sorted(set(resolved) - set(known)))
         raise PacketError("E_ARMS", f"is not fully resolved: {missing} missing", path=path)
     return resolved
 
 
 def check_equal_keys(arms: Mapping[str, Mapping[str, Scalar]]) -> None:
-    """Every arm has the same keys in the same order, and there are at least two arms (E_ARMS)."""
+    """Every arm, as written, has the same keys in the same order, and there are at least two arms (E_ARMS)."""
     if len(arms) < 2:
         raise PacketError("E_ARMS", "a packet compares at least two arms")
     keys = {opaque: tuple(config) for opaque, config in arms.items()}

@@ -139,11 +139,14 @@ def _documents(archive: Archive, report: Verification, entries: dict[str, Entry]
 def _arms(archive: Archive, report: Verification, entries: dict[str, Entry]) -> str:
     report.models = models.from_document(report.documents[layout.MODELS_LOCK])
     references = frozenset(report.models)
+    written: dict[str, dict[str, Any]] = {}
     for path, entry in entries.items():
         if entry.role == "arm":
             name = arms.opaque_of(path)
-            report.arms[name] = dict(arms.check(path, read_object(archive, path), references))
-    arms.check_equal_keys(report.arms)
+            document = read_object(archive, path)
+            report.arms[name] = dict(arms.check(path, document, references))
+            written[name] = document["engine"]
+    arms.check_equal_keys(written)
     coherence.check_models(report.arms, references)
     if len(report.arms) != report.packet["arms"]:
         raise PacketError("E_ARMS", f"{len(report.arms)} arms, declared {report.packet['arms']}")
