@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from counterproof.errors import InputError, RefusedError
 from counterproof.measure.metrics import METRICS, QUANTILES
 from counterproof.measure.percentile import PERCENTILES, floor_count
+from counterproof.plan.load_checks import load_faults
 from counterproof.plan.schema import ExperimentConfig
 
 MIN_BLOCKS = 6
@@ -79,6 +80,7 @@ def _workload(config: ExperimentConfig) -> Iterator[str]:
         "prompt_tokens": load.prompt_tokens,
         "max_new_tokens": load.max_new_tokens,
     }
+    yield from load_faults(load)
     for name, value in at_least_one.items():
         if not 1 <= value <= 1_000_000:
             yield f"workload.{name} must be between 1 and 1000000, not {value}"

@@ -17,7 +17,9 @@ def kv_bytes(config: ExperimentConfig, workloads: StudyWorkloads, bytes_per_toke
     needed), in whole blocks; at most `concurrency` requests are there at once: the largest ones count.
     """
     block = config.engine.kv_cache.block_tokens
-    slots = config.workload.concurrency
+    # An open loop has no slots; the engine runs so many at once and no more.
+    closed = config.workload.arrival == "closed"
+    slots = config.workload.concurrency if closed else config.engine.scheduler.max_running
     peak = max(_largest(requests, block, slots) for requests in workloads.blocks)
     return {
         "predicted_bytes": peak * bytes_per_token,

@@ -177,5 +177,6 @@ def _guardrails(
 
 def _workload(config: ExperimentConfig) -> dict[str, Any]:
     load = dataclasses.asdict(config.workload)
-    del load["file"]
+    # Paths of this machine; what they held is in the sealed requests and, for a trace, in its sha256.
+    del load["file"], load["trace"]
     return {"name": config.workload.builder, **load}

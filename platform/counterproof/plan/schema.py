@@ -105,10 +105,17 @@ class StudyConfig:
 class WorkloadConfig:
     """Which requests are sent, and how.
 
-    builder         pydoc_questions or prompt_file
-    concurrency     slots of the closed loop
+    builder         pydoc_questions, passage_questions, prompt_file, shared_documents, multi_turn or trace
+    language        of the text: en or zh (pydoc_questions: en)
     prompt_tokens   longest prompt, in tokens of the model's tokenizer
     file, field     prompt_file: a text file (one prompt a line) or a .jsonl file and the field that holds it
+    documents       shared_documents: how many, of `document_tokens` tokens, the requests of a block ask about
+    turns           multi_turn: how many a conversation has, with given replies of at most `reply_tokens` tokens
+    trace           trace: a file of `trace_format` azure or mooncake; its first `requests` rows are replayed with
+                    its lengths times `length_scale` and its times times `time_scale` (0.5: twice as fast)
+    arrival         closed (a free slot sends the next request), constant, poisson, gamma (bursty, with a
+                    coefficient of variation `arrival_cv`) at `rate_per_s`, or trace (the trace's own times)
+    concurrency     slots of the closed loop; an open loop has none and sends when the time has come
     """
 
     builder: str = MISSING
@@ -126,6 +133,18 @@ class WorkloadConfig:
     request_timeout_s: float = 300.0
     file: str | None = None
     field: str = "prompt"
+    language: str = "en"
+    documents: int = 2
+    document_tokens: int = 256
+    turns: int = 4
+    reply_tokens: int = 48
+    trace: str | None = None
+    trace_format: str = "mooncake"
+    length_scale: float = 1.0
+    arrival: str = "closed"
+    rate_per_s: float = 1.0
+    arrival_cv: float = 1.0
+    time_scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def write_workloads(paths: StudyPaths, workloads: build.StudyWorkloads) -> dict[
     }
     if workloads.equivalence:
         facts["equivalence_sha256"] = sealed.write(paths.workload(None), workloads.equivalence)
+    facts |= workloads.facts
     files = sorted(paths.workloads.glob("*.parquet"))
     for path in files:
         atomic.sync_file(path)

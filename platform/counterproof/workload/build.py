@@ -6,51 +6,111 @@ All prompts of a study are distinct, so that no cache can serve a block with wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from counterproof.plan.schema import ExperimentConfig
-from counterproof.record.canonical import sha256_bytes
-from counterproof.workload.prompts import Encode, distinct_prompts
+from counterproof.record.canonical import sha256_bytes, sha256_file
+from counterproof.workload import arrivals, replay
+from counterproof.workload.prompts import Encode, distinct_prompts, refuse_repeats
 from counterproof.workload.sealed import SealedRequest
 
 
 @dataclass(frozen=True)
 class StudyWorkloads:
-    """`blocks[b]` are the requests of block b, the same for every arm; `equivalence` is drawn from them all."""
+    """`blocks[b]` are the requests of block b, the same for every arm; `equivalence` is drawn from them all.
+
+    facts  what the plan records beside the hashes: the trace's sha256, prompts that were made unique
+    """
 
     blocks: tuple[tuple[SealedRequest, ...], ...]
     equivalence: tuple[SealedRequest, ...]
     warmup: tuple[SealedRequest, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    token_ids: tuple[int, ...]
+    max_new_tokens: int
+    arrival_ns: int | None = None
 
 
 def build(config: ExperimentConfig, encode: Encode) -> StudyWorkloads:
     """Build all workloads of a study from its seed. Raises InputError when there are too few prompts."""
-    load, study = config.workload, config.study
+    study = config.study
     count = study.blocks + study.reserve_blocks
+    facts: dict[str, Any] = {}
+    if config.workload.builder == "trace":
+        drafts, warm = _from_trace(config, encode, count, facts)
+    else:
+        drafts, warm = _from_prompts(config, encode, count)
+    refuse_repeats([[d.token_ids for d in part] for part in (*drafts, warm)], config.workload.builder)
+    blocks = [_requests(config, part, f"block/{block}") for block, part in enumerate(drafts)]
+    total = config.workload.requests * count
+    # Round robin over the blocks, so that the bitwise check sees prompts of every block.
+    picked = [drafts[i % count][i // count] for i in range(min(study.equivalence_requests, total))]
+    together = [_Draft(draft.token_ids, draft.max_new_tokens) for draft in picked]
+    equivalence = _requests(config, together, "equivalence")
+    return StudyWorkloads(tuple(blocks), equivalence, _requests(config, warm, "warmup"), facts)
+
+
+def _from_prompts(
+    config: ExperimentConfig, encode: Encode, count: int
+) -> tuple[list[list[_Draft]], list[_Draft]]:
+    load, seed = config.workload, config.study.seed
     total = load.requests * count
-    prompts = distinct_prompts(load, encode, study.seed, total + load.warmup_requests)
-    blocks = []
+    prompts = distinct_prompts(load, encode, seed, total + load.warmup_requests)
+    drafts = []
     for block in range(count):
         part = prompts[block * load.requests : (block + 1) * load.requests]
-        blocks.append(_requests(config, part, f"block/{block}"))
-    # Round robin over the blocks, so that the bitwise check sees prompts of every block.
-    picked = [
-        blocks[i % study.blocks][i // study.blocks] for i in range(min(study.equivalence_requests, total))
-    ]
-    equivalence = _requests(config, [request.token_ids for request in picked], "equivalence")
-    warmup = _requests(config, prompts[total:], "warmup")
-    return StudyWorkloads(tuple(blocks), equivalence, warmup)
+        times = arrivals.arrivals(
+            load.arrival,
+            load.requests,
+            rate_per_s=load.rate_per_s,
+            cv=load.arrival_cv,
+            seed=f"{seed}/{block}",
+        )
+        drafts.append([_Draft(ids, load.max_new_tokens, time) for ids, time in zip(part, times, strict=True)])
+    return drafts, [_Draft(ids, load.max_new_tokens) for ids in prompts[total:]]
 
 
-def _requests(
-    config: ExperimentConfig, prompts: Sequence[tuple[int, ...]], purpose: str
-) -> tuple[SealedRequest, ...]:
+def _from_trace(
+    config: ExperimentConfig, encode: Encode, count: int, facts: dict[str, Any]
+) -> tuple[list[list[_Draft]], list[_Draft]]:
+    """Every block replays the same rows with text of its own; the warm-up replays the first rows once more."""
+    load, seed = config.workload, config.study.seed
+    rows = replay.read_trace(load)
+    drafts, made_unique = [], 0
+    seen: set[tuple[int, ...]] = set()
+    for block in range(count):
+        found = replay.replay(rows, load, encode, f"{seed}/{block}", seen)
+        made_unique += found.made_unique
+        times: Sequence[int | None] = [request.arrival_ns for request in found.requests]
+        if load.arrival != arrivals.TRACE:
+            times = arrivals.arrivals(
+                load.arrival,
+                len(rows),
+                rate_per_s=load.rate_per_s,
+                cv=load.arrival_cv,
+                seed=f"{seed}/{block}",
+            )
+        pairs = zip(found.requests, times, strict=True)
+        drafts.append([_Draft(r.token_ids, r.max_new_tokens, time) for r, time in pairs])
+    warm = replay.replay(rows[: load.warmup_requests], load, encode, f"{seed}/warmup", seen).requests
+    facts["trace_sha256"] = sha256_file(Path(load.trace or "").expanduser())
+    facts["made_unique"] = made_unique
+    return drafts, [_Draft(request.token_ids, request.max_new_tokens) for request in warm]
+
+
+def _requests(config: ExperimentConfig, drafts: Sequence[_Draft], purpose: str) -> tuple[SealedRequest, ...]:
     load = config.workload
     return tuple(
         SealedRequest(
             request_index=index,
-            token_ids=ids,
-            max_new_tokens=load.max_new_tokens,
+            token_ids=draft.token_ids,
+            max_new_tokens=draft.max_new_tokens,
             seed=_seed(config.study.seed, purpose, index),
             temperature=load.temperature,
             top_k=load.top_k,
@@ -58,8 +118,9 @@ def _requests(
             min_p=load.min_p,
             repetition_penalty=load.repetition_penalty,
             ignore_eos=load.ignore_eos,
+            arrival_ns=draft.arrival_ns,
         )
-        for index, ids in enumerate(prompts)
+        for index, draft in enumerate(drafts)
     )
 
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from counterproof.errors import InputError
 from counterproof.plan.schema import WorkloadConfig
+from counterproof.workload.corpus import passage_questions
 from counterproof.workload.pydoc_questions import question_texts
+from counterproof.workload.shared_prefix import multi_turn, shared_documents
 
 Encode = Callable[[str], list[int]]
+
+BUILDERS = (
+    "pydoc_questions",
+    "passage_questions",
+    "prompt_file",
+    "shared_documents",
+    "multi_turn",
+    "trace",
+)
 
 
 def distinct_prompts(config: WorkloadConfig, encode: Encode, seed: int, count: int) -> list[tuple[int, ...]]:
@@ -34,14 +45,34 @@ def distinct_prompts(config: WorkloadConfig, encode: Encode, seed: int, count: i
     )
 
 
+def refuse_repeats(blocks: Sequence[Sequence[tuple[int, ...]]], builder: str) -> None:
+    """Raise InputError unless every prompt of every block is its own: a cache must not find one twice."""
+    seen: dict[tuple[int, ...], int] = {}
+    for number, prompts in enumerate(blocks):
+        for ids in prompts:
+            if ids in seen:
+                raise InputError(
+                    f"workload.builder {builder} makes one prompt of {len(ids)} tokens twice, "
+                    f"in blocks {seen[ids]} and {number}",
+                    details=["a cache could answer it; choose other prompts, or another study.seed"],
+                )
+            seen[ids] = number
+
+
 def _source(config: WorkloadConfig, encode: Encode, seed: int) -> Iterator[tuple[int, ...]]:
     if config.builder == "pydoc_questions":
         return question_texts(encode, config.prompt_tokens, seed)
     if config.builder == "prompt_file":
         return _file_prompts(config, encode, seed)
+    if config.builder == "passage_questions":
+        return passage_questions(encode, config.language, config.prompt_tokens, seed)
+    if config.builder == "shared_documents":
+        return shared_documents(config, encode, seed)
+    if config.builder == "multi_turn":
+        return multi_turn(config, encode, seed)
     raise InputError(
         f"there is no workload builder '{config.builder}'",
-        details=["there are: pydoc_questions, prompt_file"],
+        details=[f"there are: {', '.join(BUILDERS)}"],
     )
 
 

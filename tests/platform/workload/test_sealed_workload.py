@@ -88,7 +88,7 @@ def test_a_study_never_sends_a_prompt_twice_and_warms_up_with_others() -> None:
     config = prereg.compose_arms("kv_cache", []).baseline.config
     found = build.build(config, encode)
     measured = [request.token_ids for block in found.blocks for request in block]
-    assert len(measured) == len(set(measured)) == 66
+    assert len(measured) == len(set(measured)) == 11 * 12  # six blocks and six in reserve
     assert not {request.token_ids for request in found.warmup} & set(measured)
     assert {request.token_ids for request in found.equivalence} <= set(measured)
     assert (
