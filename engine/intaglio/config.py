@@ -18,7 +18,7 @@ from intaglio.errors import ConfigError
 Scalar = bool | int | float | str | None
 
 DTYPES = ("fp32", "bf16")
-NUMERICS_MODES = ("fast", "invariant")
+NUMERICS_MODES = ("auto", "fast", "invariant")
 DEVICES = ("cpu", "cuda")
 SPECULATION_METHODS = ("none", "ngram", "early_exit", "draft")
 GRAPH_MODES = ("eager", "compile", "capture")
@@ -29,9 +29,10 @@ WAIT_POLICIES = ("active", "passive")
 
 @dataclass(frozen=True)
 class NumericsConfig:
-    """`mode`: fast (library kernels) or invariant (bitwise independent of batch, chunking and cache)."""
+    """`mode`: fast (library kernels), invariant (bitwise independent of batch, chunking and cache), or auto:
+    invariant where the native kernels can be had and pass their self-test, else fast, as a counted event."""
 
-    mode: str = "fast"
+    mode: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,27 @@ class HostTierConfig:
 
 
 @dataclass(frozen=True)
+class PrefixCacheConfig:
+    """Blocks of earlier requests are used again. `tenant_quota_blocks`: most blocks kept findable for one tenant
+    (null: no limit). `hide_timing`: no tenant's hits depend on another's traffic, as long as quotas leave room
+    for that (tenants never share blocks either way)."""
+
+    enabled: bool = False
+    hide_timing: bool = False
+    tenant_quota_blocks: int | None = None
+
+
+@dataclass(frozen=True)
 class SchedulerConfig:
     """`token_budget`: most tokens computed in one step. `prefill_chunk`: most prompt tokens of one request
-    in one step (null: the budget). `max_model_len` null: the model's own context."""
+    in one step (null: the budget). `max_model_len` null: the model's own context. `max_waiting`: most requests
+    that wait for a slot before further ones are refused (null: no bound)."""
 
     token_budget: int = 2048
     max_running: int = 16
     prefill_chunk: int | None = None
     max_model_len: int | None = None
+    max_waiting: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +157,7 @@ class EngineConfig:
     numerics: NumericsConfig = field(default_factory=NumericsConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
-    prefix_cache: SwitchConfig = field(default_factory=SwitchConfig)
+    prefix_cache: PrefixCacheConfig = field(default_factory=PrefixCacheConfig)
     context_cache: ContextCacheConfig = field(default_factory=ContextCacheConfig)
     host_tier: HostTierConfig = field(default_factory=HostTierConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -161,13 +175,13 @@ class EngineConfig:
         _check_choices(self)
         _check_ranges(self)
         _check_built(self)
+        _check_prefix_cache(self)
         return self
 
 
 # Mechanisms whose place in the configuration is fixed but which this version does not contain. Switching one
 # on is refused: a flag that does nothing would be measured as a change that does nothing.
 _NOT_BUILT: dict[str, Scalar] = {
-    "prefix_cache.enabled": False,
     "context_cache.enabled": False,
     "host_tier.enabled": False,
     "disaggregation.enabled": False,
@@ -202,6 +216,8 @@ _RANGES: dict[str, tuple[int, int]] = {
     "scheduler.max_running": (1, 4096),
     "scheduler.prefill_chunk": (1, 1 << 20),
     "scheduler.max_model_len": (2, 1 << 24),
+    "scheduler.max_waiting": (1, 1 << 24),
+    "prefix_cache.tenant_quota_blocks": (0, 1 << 24),
     "speculation.length": (1, 64),
     "threads.count": (1, 1024),
     "inject.step_delay_us": (0, 60_000_000),
@@ -353,6 +369,20 @@ def _check_ranges(config: EngineConfig) -> None:
             raise ConfigError(f"{path} must be between {low} and {high}, not {value}", field=path)
     if not config.model:
         raise ConfigError("model is empty; give a folder, a catalogue name or a hub id", field="model")
+
+
+def _check_prefix_cache(config: EngineConfig) -> None:
+    prefix = config.prefix_cache
+    if prefix.enabled and not config.kv_cache.enabled:
+        raise ConfigError(
+            "prefix_cache.enabled=true keeps blocks of the KV cache; set kv_cache.enabled=true too",
+            field="prefix_cache.enabled",
+        )
+    if prefix.enabled and prefix.hide_timing and prefix.tenant_quota_blocks is None:
+        raise ConfigError(
+            "prefix_cache.hide_timing=true needs prefix_cache.tenant_quota_blocks, each tenant's own share",
+            field="prefix_cache.tenant_quota_blocks",
+        )
 
 
 def _check_built(config: EngineConfig) -> None:

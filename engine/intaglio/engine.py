@@ -13,12 +13,15 @@ from intaglio import loading
 from intaglio.config import EngineConfig, Scalar
 from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
 from intaglio.intake import admission, validation
+from intaglio.intake.planned_step import SchedulerLimits
 from intaglio.intake.request import Prompt, RequestOutput, SamplingParams, TokenEvent
-from intaglio.intake.scheduler import Scheduler, SchedulerLimits
+from intaglio.intake.reuse import PrefixReuse
+from intaglio.intake.scheduler import Scheduler
 from intaglio.intake.validation import RequestLimits
 from intaglio.output.stream import OutputHub
 from intaglio.output.token_stream import TokenStream
 from intaglio.state.block_pools import BlockPools
+from intaglio.state.prefix_cache import PrefixCache
 from intaglio.stepping import Stepper
 from intaglio.telemetry import Telemetry
 from intaglio.trace import StageSpan, Trace
@@ -47,7 +50,9 @@ class Engine:
         except BaseException:
             self._loaded.runner.close()
             raise
-        self._scheduler = Scheduler(self._scheduler_limits(), self._pools, self._telemetry)
+        self._scheduler = Scheduler(
+            self._scheduler_limits(), self._pools, self._telemetry, self._make_reuse()
+        )
         self._hub = OutputHub(self._loaded.codec, self._telemetry)
         self._lock = threading.RLock()  # guards all state; never held while a step computes
         self._stepping = threading.Lock()  # one step at a time
@@ -86,13 +91,15 @@ class Engine:
         request_id: str | None = None,
         return_logits: bool = False,
         enqueued_ns: int | None = None,
+        tenant: str = "",
     ) -> str:
         """Admit a request and return its id. Raises a RequestError, and leaves nothing behind, if it is bad.
 
         enqueued_ns: when it was ready to be sent, if it waited before this call (time.perf_counter_ns).
+        tenant: whose request it is; tenants share no cached state. It must come from an authenticated source.
         """
         enqueued = time.perf_counter_ns() if enqueued_ns is None else enqueued_ns
-        return self._admit(prompt, params, request_id, return_logits, enqueued, None)
+        return self._admit(prompt, params, request_id, return_logits, enqueued, None, tenant)
 
     def abort(self, request_id: str) -> bool:
         """End a request now, whatever it is doing. False if it is not live (it may just have ended)."""
@@ -128,14 +135,16 @@ class Engine:
         with self._lock:
             return self._hub.collect()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = ""
+    ) -> TokenStream:
         """Admit a request and iterate over its events, driving the engine. Closing the stream, or dropping it,
         aborts the request.
 
         The request is admitted (or refused) by this call, not by the first iteration.
         """
         queue: deque[TokenEvent] = deque()
-        request_id = self._admit(prompt, params, None, False, time.perf_counter_ns(), queue)
+        request_id = self._admit(prompt, params, None, False, time.perf_counter_ns(), queue, tenant)
         return TokenStream(request_id, queue, self._advance, self.abort, self._dropped.append)
 
     def generate(
@@ -145,6 +154,7 @@ class Engine:
         *,
         return_logits: bool = False,
         on_error: str = "return",
+        tenant: str = "",
     ) -> list[RequestOutput]:
         """Run prompts to their end, together, and return their outputs in order.
 
@@ -160,7 +170,8 @@ class Engine:
         try:
             for index, (prompt, own) in enumerate(pairs):
                 try:
-                    name = self._admit(prompt, own, None, return_logits, time.perf_counter_ns(), queue)
+                    now = time.perf_counter_ns()
+                    name = self._admit(prompt, own, None, return_logits, now, queue, tenant)
                     pending[name] = index
                 except RequestError as error:
                     if on_error == "raise":
@@ -206,6 +217,7 @@ class Engine:
                 "running": self._scheduler.running,
                 "waiting": self._scheduler.waiting,
                 "kv_blocks_used": self._pools.occupied if self._pools else 0,
+                "kv_blocks_cached": self._pools.cached if self._pools else 0,
                 "kv_blocks_total": self._pools.total if self._pools else 0,
                 "kv_bytes_used": self._pools.occupied_bytes if self._pools else 0,
             }
@@ -262,12 +274,15 @@ class Engine:
         return_logits: bool,
         enqueued_ns: int,
         queue: deque[TokenEvent] | None,
+        tenant: str,
     ) -> str:
         try:
             validation.check_options(return_logits, enqueued_ns, time.perf_counter_ns())
+            validation.check_tenant(tenant)
             ready = admission.prepare(prompt, params, self._loaded.codec, self._limits)
             with self._lock:
                 self._check_open()
+                self._scheduler.check_room()
                 name = self._claim_id(request_id)
                 self._hub.open(
                     name,
@@ -279,7 +294,14 @@ class Engine:
                 )
                 if queue is not None:
                     self._hub.subscribe(name, queue)
-                self._scheduler.add(name, ready.prompt, ready.params, ready.seed, want_logits=return_logits)
+                self._scheduler.add(
+                    name,
+                    ready.prompt,
+                    ready.params,
+                    ready.seed,
+                    want_logits=return_logits,
+                    tenant=tenant,
+                )
                 self._telemetry.counters.add("requests_admitted")
                 if ready.lost:
                     self._telemetry.event("characters_lost", request_id=name, characters=ascii(ready.lost))
@@ -319,6 +341,16 @@ class Engine:
         self._loaded.runner.configure_kv(pools.total)
         return pools
 
+    def _make_reuse(self) -> PrefixReuse | None:
+        prefix = self._config.prefix_cache
+        if not prefix.enabled or self._pools is None:
+            return None
+        counters = self._telemetry.counters
+        cache = PrefixCache(
+            self._pools, counters, tenant_quota=prefix.tenant_quota_blocks, private=prefix.hide_timing
+        )
+        return PrefixReuse(cache, loading.cache_identity(self._config, self._loaded), counters)
+
     def _request_limits(self) -> RequestLimits:
         pools, facts = self._pools, self._loaded.facts
         return RequestLimits(
@@ -336,6 +368,7 @@ class Engine:
             prefill_chunk=scheduler.prefill_chunk,
             vocab_size=self._loaded.facts.vocab_size,
             eos_token_ids=frozenset(self._loaded.codec.eos_token_ids),
+            max_waiting=scheduler.max_waiting,
         )
 
     def _note_fallbacks(self) -> None:
@@ -343,6 +376,9 @@ class Engine:
         if wanted != real:
             self._telemetry.event("fallback", path="threads.wait_policy", wanted=wanted, effective=real)
         facts = self._loaded.facts
-        if facts.fallback:
+        if self._config.numerics.mode == "auto" and facts.numerics_mode == "fast":
+            fields = {"wanted": "invariant", "effective": "fast", "reason": facts.fallback}
+            self._telemetry.event("fallback", path="numerics.mode", **fields)
+        elif facts.fallback:
             fields = {"wanted": "native", "effective": facts.kernel_path, "reason": facts.fallback}
             self._telemetry.event("fallback", path="kernel_path", **fields)

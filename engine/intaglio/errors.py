@@ -73,6 +73,12 @@ class CapacityError(RequestError):
     code = "kv_capacity"
 
 
+class QueueFullError(RequestError):
+    """As many requests wait as may wait: nothing is wrong with this one, send it again later (HTTP 429)."""
+
+    code = "queue_full"
+
+
 class UnknownRequestError(RequestError):
     code = "unknown_request"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from intaglio.config import EngineConfig, Scalar, flatten
 from intaglio.errors import ConfigError, WorkerError
 from intaglio.intake.step_plan import StepPlan, StepResult
 from intaglio.output.detokenizer import Codec
+from intaglio.state.block_key import CacheIdentity
 from intaglio.state.block_pool import PoolGroup
 
 
@@ -45,6 +46,7 @@ class ModelFacts:
     kv_format: str
     kv_bytes_per_token: tuple[int, ...]
     fallback: str = ""
+    numerics_mode: str = ""
 
     @classmethod
     def read(cls, description: Mapping[str, Any]) -> ModelFacts:
@@ -60,6 +62,7 @@ class ModelFacts:
                 kv_format=str(description["kv_format"]),
                 kv_bytes_per_token=tuple(map(int, description["kv_bytes_per_token"])),
                 fallback=str(description.get("fallback", "")),
+                numerics_mode=str(description.get("numerics_mode", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise WorkerError(f"the worker's description is incomplete: {error!r}") from error
@@ -119,6 +122,22 @@ def pool_groups(config: EngineConfig, facts: ModelFacts) -> list[PoolGroup]:
     return [PoolGroup(f"kv{i}", blocks, kv.block_tokens, size) for i, size in enumerate(sizes)]
 
 
+def cache_identity(config: EngineConfig, loaded: Loaded) -> CacheIdentity:
+    """What the contents of a KV block depend on besides its tokens and tenant."""
+    digests, facts = loaded.fingerprint(), loaded.facts
+    layout = ",".join(f"{name}={value}" for name, value in sorted(asdict(config.parallel).items()))
+    return CacheIdentity(
+        model=digests.get("model", ""),
+        rope=digests.get("config", ""),
+        dtype=config.dtype,
+        weights_format=config.weights.format,
+        kv_format=facts.kv_format,
+        numerics=f"{config.numerics.mode}/{facts.kernel_path}",
+        parallel=layout,
+        block_tokens=config.kv_cache.block_tokens,
+    )
+
+
 def effective(config: EngineConfig, loaded: Loaded, blocks: int) -> dict[str, Scalar]:
     """What really runs, as flat paths: every configuration path with its value in force, and what follows."""
     facts = loaded.facts
@@ -136,6 +155,7 @@ def effective(config: EngineConfig, loaded: Loaded, blocks: int) -> dict[str, Sc
     values["kv_cache.blocks"] = blocks
     values["kv_cache.bytes_per_token"] = sum(facts.kv_bytes_per_token) if used else 0
     values["kv_cache.pool_bytes"] = sum(facts.kv_bytes_per_token) * config.kv_cache.block_tokens * blocks
+    values["numerics.mode"] = facts.numerics_mode or config.numerics.mode
     values["kernel_path"] = facts.kernel_path
     values["model.architecture"] = facts.architecture
     values["model.parameters"] = facts.parameters

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Set
 
 from intaglio.errors import WorkerError
-from intaglio.intake.scheduler import PlannedStep, Scheduler
+from intaglio.intake.planned_step import PlannedStep
+from intaglio.intake.scheduler import Scheduler
 from intaglio.intake.sequence import Status
 from intaglio.intake.step_plan import StepPlan, StepResult
 from intaglio.output.stream import OutputHub

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -162,9 +163,12 @@ class HashRunner:
         self.closed = True
 
     def _check_disjoint(self, plan: StepPlan) -> None:
+        """What a row writes to, nobody else names; what is shared is full and computed before this step."""
         for group in range(len(BYTES_PER_TOKEN) if plan.use_cache else 0):
-            named = [block for row in plan.rows for block in row.block_tables[group]]
-            assert len(named) == len(set(named)), "two rows name the same block"
+            named = Counter(block for row in plan.rows for block in row.block_tables[group])
+            for row in plan.rows:
+                own = row.block_tables[group][row.start // self.block_tokens :]
+                assert all(named[block] == 1 for block in own), "a block that is written has two owners"
 
     def _row(self, row: RowPlan, use_cache: bool) -> RowResult:
         if row.request_id in self.row_error:

@@ -1,19 +1,25 @@
 """What a step is, as plain data: the only thing that crosses from the planner to a worker and back.
 
 Rank 0 plans, ranks execute (DESIGN: one planner). Both records hold integers, floats, strings and tuples
-alone, so that they can be pickled, digested and compared; a worker keeps no scheduling state of its own.
+(and arrays of integers) alone, so that they can be pickled, digested and compared; a worker keeps no scheduling
+state of its own. The records of a row are named tuples: 64 of each are made in every step.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from intaglio.errors import WorkerError
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+
+class SampleSpec(NamedTuple):
     """How to choose a token from one logit row. `history` is only filled when a penalty needs it.
 
     `seed` and `sample_index` key the counter-based random numbers together with the absolute output
@@ -32,31 +38,62 @@ class SampleSpec:
     history: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowPlan(NamedTuple):
     """One request's part of a step: `tokens` are computed at positions start, start+1, ...
 
     context_len   tokens whose KV is already in the cache (equals start with a cache; 0 without one)
-    block_tables  one block-id tuple per pool group; block i holds positions [i*block_tokens, (i+1)*block_tokens).
-                  Empty without a KV cache.
+    block_tables  one sequence of block ids per pool group; block i holds positions [i*block_tokens, (i+1)*block_tokens).
+                  Empty without a KV cache. Never changed once planned.
     generations   the blocks' generations at planning time, same shape as block_tables
     logit_rows    which of the row's own queries (0-based) need logits; empty for a non-final prefill chunk
-    draft         proposed tokens among `tokens` that are to be verified (speculation; () otherwise)
     phase         "prefill" or "decode", the phase of the request and not of the kernel
+    draft         proposed tokens among `tokens` that are to be verified (speculation; () otherwise)
     want_logits   return the raw fp32 logits of `logit_rows` in the result (tests, equivalence phase)
+    table_digest  see TableDigest; b"" where the planner kept none
     """
 
     request_id: str
     tokens: tuple[int, ...]
     start: int
     context_len: int
-    block_tables: tuple[tuple[int, ...], ...]
-    generations: tuple[tuple[int, ...], ...]
+    block_tables: tuple[Sequence[int], ...]
+    generations: tuple[Sequence[int], ...]
     logit_rows: tuple[int, ...]
     phase: str
     sample: SampleSpec | None = None
     draft: tuple[int, ...] = ()
     want_logits: bool = False
+    table_digest: bytes = b""
+
+
+class TableDigest:
+    """sha256 over a request's blocks and generations in the order they were appended, kept up block by block.
+
+    A table is hashed when it grows instead of in every step: the plan's digest takes only `value`. Any split of
+    the same table into pieces gives the same value.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.value = self._hash.digest()
+
+    def append(self, blocks: Sequence[Sequence[int]], generations: Sequence[Sequence[int]]) -> None:
+        """New blocks and their generations, per pool group (each group gets equally many)."""
+        groups = len(blocks)
+        mixed = array("q", bytes(16 * groups * len(blocks[0]) if groups else 0))
+        for group in range(groups):
+            mixed[2 * group :: 2 * groups] = array("q", blocks[group])
+            mixed[2 * group + 1 :: 2 * groups] = array("q", generations[group])
+        self._hash.update(mixed.tobytes())
+        self.value = self._hash.digest()
+
+    @classmethod
+    def of(cls, blocks: Sequence[Sequence[int]], generations: Sequence[Sequence[int]]) -> bytes:
+        """The value for a whole table."""
+        digest = cls()
+        if blocks:
+            digest.append(blocks, generations)
+        return digest.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +127,68 @@ class MoveResult:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One engine step. Rows are ordered by request id; `digest()` lets every rank check it got this plan.
+    """One engine step. Rows are ordered by request id.
 
     moves: block copies, executed in order before the rows.
+    Every rank echoes `digest()`, which covers all of the plan, its block tables by their running digests. A rank
+    that received the plan over a wire calls `check_tables` before it computes.
     """
 
     step: int
     rows: tuple[RowPlan, ...]
     use_cache: bool
     moves: tuple[BlockMove, ...] = ()
+    _known: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[StepPlan], tuple[Any, ...]]:
+        # What was digested here says nothing of what arrives elsewhere, so it stays here.
+        return StepPlan, (self.step, self.rows, self.use_cache, self.moves)
 
     def digest(self) -> str:
-        """sha256 over the canonical text of the plan (128-bit prefix in hex)."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
+        """sha256 over the plan (128-bit prefix in hex), computed once per plan and process."""
+        if not self._known:
+            self._known.append(hashlib.sha256(b"".join(self._canonical())).hexdigest()[:32])
+        return self._known[0]
+
+    def check_tables(self) -> None:
+        """Raise WorkerError unless every row's block tables are what its `table_digest` says."""
+        for row in self.rows:
+            if row.table_digest != TableDigest.of(row.block_tables, row.generations):
+                raise WorkerError(f"step {self.step}: the block tables of '{row.request_id}' arrived changed")
+
+    def _canonical(self) -> Iterable[bytes]:
+        """Numbers as fixed-size integers, each variable part after its length."""
+        numbers = array("q", (self.step, self.use_cache, len(self.rows)))
+        texts: list[bytes] = []
+        for row in self.rows:
+            name, spec = row.request_id.encode(), row.sample
+            texts.append(name)
+            texts.append(row.table_digest)
+            numbers.extend(
+                (len(name), len(row.table_digest), row.start, row.context_len, row.phase == "decode")
+            )
+            numbers.extend((row.want_logits, len(row.tokens), len(row.logit_rows), len(row.draft)))
+            numbers.extend(row.tokens)
+            numbers.extend(row.logit_rows)
+            if row.draft:
+                numbers.extend(row.draft)
+            if spec is None:
+                numbers.append(-1)
+                continue
+            logprobs = -1 if spec.logprobs is None else spec.logprobs
+            numbers.extend((spec.top_k, spec.sample_index, spec.position, logprobs, len(spec.history)))
+            if spec.history:
+                numbers.extend(spec.history)
+            texts.append(
+                _FLOATS(spec.temperature, spec.top_p, spec.min_p, spec.repetition_penalty, spec.seed)
+            )
+        yield numbers.tobytes()
+        yield from texts
+        if self.moves:
+            yield repr(self.moves).encode()
+
+
+_FLOATS = struct.Struct("<ddddQ").pack
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ LOGPROBS_LIMIT = 100
 STOP_STRINGS_LIMIT = 64
 STOP_STRING_CHARACTERS = 1024
 STOP_TOKENS_LIMIT = 1024
+TENANT_CHARACTERS = 256
 # No vocabulary has tokens longer than this, so a longer text cannot fit, whatever its tokens are.
 CHARACTERS_PER_TOKEN = 512
 
@@ -143,6 +144,15 @@ def check_request_id(request_id: str) -> None:
     """Check an id chosen by the user."""
     if type(request_id) is not str or not request_id or _surrogate(request_id) is not None:
         raise RequestError(f"request_id must be non-empty text, not {_show(request_id)}", field="request_id")
+
+
+def check_tenant(tenant: str) -> None:
+    """Check whose request it is said to be ("" where there is only one tenant)."""
+    if type(tenant) is not str or len(tenant) > TENANT_CHARACTERS or _surrogate(tenant) is not None:
+        raise RequestError(
+            f"tenant is {_show(tenant)}: give valid Unicode of at most {TENANT_CHARACTERS} characters",
+            field="tenant",
+        )
 
 
 def check_options(return_logits: bool, enqueued_ns: int, now_ns: int) -> None:

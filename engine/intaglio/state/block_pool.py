@@ -16,7 +16,7 @@ Allocating and freeing a block take constant time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -72,6 +72,8 @@ class BlockPool:
         self._free = dict.fromkeys(range(group.blocks - 1, -1, -1))
         self._count = [group.blocks, 0, 0, 0, 0, 0]
         self._quarantine: dict[int, list[int]] = {}
+        self._kept: set[int] = set()
+        self.on_cached: Callable[[int], None] | None = None
         self.allocated = 0
         self.freed = 0
 
@@ -122,10 +124,15 @@ class BlockPool:
                 self._move(block, BlockState.USED)
             self._references[block] += 1
 
-    def release(self, blocks: Iterable[int], *, hold_step: int | None = None, keep: bool = False) -> None:
-        """Drop one reference from each block. A block without references becomes
+    def keep(self, block: int) -> None:
+        """Without references the block is to become cached instead of free, and `on_cached` to be told."""
+        self._require(block, BlockState.USED, BlockState.LEASED)
+        self._kept.add(block)
 
-        quarantined until `end_step(hold_step)` if a step is running that may touch it, else cached if `keep`,
+    def release(self, blocks: Iterable[int], *, hold_step: int | None = None) -> None:
+        """Drop one reference from each block, the last one first. A block without references becomes
+
+        quarantined until `end_step(hold_step)` if a step is running that may touch it, else cached if it is kept,
         else free; a leased one stays leased until its lease ends.
         """
         for block in reversed(tuple(blocks)):  # so that the first of them is the first to be reused
@@ -138,22 +145,21 @@ class BlockPool:
             if hold_step is not None:
                 self._quarantine.setdefault(hold_step, []).append(block)
                 self._move(block, BlockState.QUARANTINED)
-            elif keep:
-                self._move(block, BlockState.CACHED)
             else:
-                self._discard(block)
+                self._rest(block)
 
     def end_step(self, step: int) -> int:
-        """Step `step` touches no block any more: free what was quarantined for it. Returns how many."""
+        """Step `step` touches no block any more: let go what was quarantined for it. Returns how many."""
         held = self._quarantine.pop(step, [])
         for block in held:
             self._require(block, BlockState.QUARANTINED)
-            self._discard(block)
+            self._rest(block)
         return len(held)
 
     def evict(self, block: int) -> None:
         """Give up a cached block's contents."""
         self._require(block, BlockState.CACHED)
+        self._kept.discard(block)
         self._discard(block)
 
     def lease(self, block: int) -> None:
@@ -162,12 +168,12 @@ class BlockPool:
         self._move(block, BlockState.LEASED)
 
     def end_lease(self, block: int) -> None:
-        """Stop reading it: used again, or free when nobody names it any more."""
+        """Stop reading it: used again, or cached or free when nobody names it any more."""
         self._require(block, BlockState.LEASED)
         if self._references[block]:
             self._move(block, BlockState.USED)
         else:
-            self._discard(block)
+            self._rest(block)
 
     def begin_import(self, count: int) -> tuple[int, ...]:
         """Reserve `count` free blocks to be filled from outside, each with one reference; all or none."""
@@ -206,6 +212,9 @@ class BlockPool:
         held = [block for blocks in self._quarantine.values() for block in blocks]
         if Counter(held) != Counter(b for b, s in enumerate(self._state) if s is BlockState.QUARANTINED):
             raise BlockPoolError("the quarantine list and the quarantined blocks differ")
+        cached = {block for block, state in enumerate(self._state) if state is BlockState.CACHED}
+        if not cached <= self._kept or self._kept & free:
+            raise BlockPoolError("the blocks to keep and the cached blocks differ")
         named = Counter(block for table in tables for block in table)
         for block, state in enumerate(self._state):
             if self._references[block] != named[block]:
@@ -242,6 +251,15 @@ class BlockPool:
             return after + 1
         return self._free.popitem()[0]
 
+    def _rest(self, block: int) -> None:
+        """Nobody names the block any more."""
+        if block not in self._kept:
+            self._discard(block)
+            return
+        self._move(block, BlockState.CACHED)
+        if self.on_cached is not None:
+            self.on_cached(block)
+
     def _discard(self, block: int) -> None:
         self._move(block, BlockState.FREE)
         self._free[block] = None
@@ -258,100 +276,3 @@ class BlockPool:
         if self._state[block] not in states:
             wanted = " or ".join(state.name for state in states)
             raise BlockPoolError(f"block {block} is {self._state[block].name}, not {wanted}")
-
-
-class BlockPools:
-    """The pools of all groups; every request holds as many blocks in each. Groups share one block_tokens."""
-
-    def __init__(self, groups: Sequence[PoolGroup]) -> None:
-        if not groups or len({(group.blocks, group.block_tokens) for group in groups}) != 1:
-            raise BlockPoolError("pool groups must be given and agree in blocks and block_tokens")
-        self.pools = tuple(BlockPool(group) for group in groups)
-        self.block_tokens = groups[0].block_tokens
-        self.total = groups[0].blocks
-
-    @property
-    def free(self) -> int:
-        """Blocks that every group can hand out now."""
-        return min(pool.free for pool in self.pools)
-
-    @property
-    def occupied(self) -> int:
-        """Blocks held by somebody, in the fullest group."""
-        return max(pool.occupied for pool in self.pools)
-
-    @property
-    def occupied_bytes(self) -> int:
-        """Bytes of all the groups' held blocks."""
-        return sum(pool.occupied * pool.group.block_bytes for pool in self.pools)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block in every group."""
-        return sum(pool.group.block_bytes for pool in self.pools)
-
-    @property
-    def allocated(self) -> int:
-        """Blocks ever handed out."""
-        return sum(pool.allocated for pool in self.pools)
-
-    @property
-    def freed(self) -> int:
-        """Blocks ever freed."""
-        return sum(pool.freed for pool in self.pools)
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Most tokens that one request alone can hold."""
-        return self.total * self.block_tokens
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens."""
-        return -(-tokens // self.block_tokens)
-
-    def allocate(self, count: int, tables: Sequence[Sequence[int]] = ()) -> tuple[tuple[int, ...], ...]:
-        """`count` blocks of each group to follow those of `tables`, all or none. Raises PoolExhaustedError."""
-        if count > self.free:
-            raise PoolExhaustedError(
-                f"{count} blocks asked for, {self.free} of {self.total} free", field="kv_cache.blocks"
-            )
-        ends: Sequence[int | None] = [table[-1] for table in tables] or [None] * len(self.pools)
-        return tuple(pool.allocate(count, after=end) for pool, end in zip(self.pools, ends))
-
-    def generations(self, tables: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        """The generation of every block, in the shape of `tables`."""
-        return tuple(tuple(map(pool.generation, table)) for pool, table in zip(self.pools, tables))
-
-    def release(self, tables: Sequence[Sequence[int]], *, hold_step: int | None = None) -> None:
-        """Drop a request's reference to every block of its tables (see BlockPool.release)."""
-        for pool, table in zip(self.pools, tables):
-            pool.release(table, hold_step=hold_step)
-
-    def share(self, tables: Sequence[Sequence[int]]) -> None:
-        """Add a reference to every block of the tables (see BlockPool.share)."""
-        for pool, table in zip(self.pools, tables):
-            pool.share(table)
-
-    def begin_import(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """Reserve `count` blocks of each group to be filled from outside, all or none. Raises PoolExhaustedError."""
-        if count > self.free:
-            raise PoolExhaustedError(
-                f"{count} blocks asked for, {self.free} of {self.total} free", field="kv_cache.blocks"
-            )
-        return tuple(pool.begin_import(count) for pool in self.pools)
-
-    def end_import(self, tables: Sequence[Sequence[int]], *, valid: bool) -> None:
-        """The blocks are filled: used if their contents are `valid`, else free (see BlockPool.end_import)."""
-        for pool, table in zip(self.pools, tables):
-            for block in table:
-                pool.end_import(block, valid=valid)
-
-    def end_step(self, step: int) -> int:
-        """Free what was quarantined until the end of `step`, in all groups. Returns how many blocks."""
-        return sum(pool.end_step(step) for pool in self.pools)
-
-    def check_integrity(self, tables: Iterable[Sequence[Sequence[int]]]) -> None:
-        """Check every group against all live requests' tables (see BlockPool.check_integrity)."""
-        live = [table for table in tables if table]
-        for index, pool in enumerate(self.pools):
-            pool.check_integrity([table[index] for table in live])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,7 +45,7 @@ KEPT = [
 
 @pytest.mark.parametrize("probabilities, fields, want", KEPT)
 def test_which_tokens_are_kept(probabilities, fields, want):
-    ids, probs = kept_tokens(logits_of(probabilities), replace(WARM, **fields))
+    ids, probs = kept_tokens(logits_of(probabilities), WARM._replace(**fields))
     assert ids.tolist() == want
     assert (probs[:-1] >= probs[1:]).all()
 
@@ -54,7 +53,7 @@ def test_which_tokens_are_kept(probabilities, fields, want):
 def test_temperature_sharpens_and_flattens():
     row = logits_of([0.2, 0.8])
     for temperature in (0.5, 2.0):
-        _, probs = kept_tokens(row, replace(WARM, temperature=temperature, top_k=2))
+        _, probs = kept_tokens(row, WARM._replace(temperature=temperature, top_k=2))
         odds = (0.8 / 0.2) ** (1 / temperature)
         assert probs[0].item() / probs[1].item() == pytest.approx(odds, rel=1e-6)
 
@@ -65,7 +64,7 @@ def test_temperature_sharpens_and_flattens():
 @pytest.mark.parametrize("spread", [0.1, 1.0, 5.0])
 def test_a_large_vocabulary_keeps_what_a_full_sort_keeps(fields, spread):
     row = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * spread
-    ids, _ = kept_tokens(row, replace(WARM, **fields))
+    ids, _ = kept_tokens(row, WARM._replace(**fields))
     scaled = row.double().numpy()
     order = np.lexsort((np.arange(row.shape[0]), -scaled))
     probs = np.exp(scaled - scaled.max())
@@ -96,10 +95,10 @@ def test_greedy_takes_the_lowest_id_among_equals_and_equals_top_k_one():
 )
 def test_draws_follow_the_distribution(fields):
     row = logits_of([0.05, 0.3, 0.1, 0.35, 0.2])
-    spec = replace(WARM, **fields)
+    spec = WARM._replace(**fields)
     ids, probs = kept_tokens(row, spec)
     total = 4000
-    drawn = [choose_token(row, replace(spec, seed=1, position=i)).token for i in range(total)]
+    drawn = [choose_token(row, spec._replace(seed=1, position=i)).token for i in range(total)]
     counts = [drawn.count(token) for token in ids.tolist()]
     assert sum(counts) == total  # nothing outside what is kept
     expected = (probs / probs.sum() * total).tolist()
@@ -133,7 +132,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
     down = torch.tensor([-1.0, -1.1])
     assert choose_token(down, SampleSpec(repetition_penalty=1.2, history=(0, 0))).token == 1
     assert choose_token(down, SampleSpec(repetition_penalty=0.5, history=(1,))).token == 1
-    warm = replace(WARM, repetition_penalty=4.0, history=(0,), top_k=1)
+    warm = WARM._replace(repetition_penalty=4.0, history=(0,), top_k=1)
     assert choose_token(row, warm).token == 1
 
 
@@ -158,7 +157,7 @@ def test_margin_of_equals_is_zero_and_of_one_token_infinite():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize(
-    "spec", [SampleSpec(), WARM, replace(WARM, top_k=2)], ids=["greedy", "warm", "top_k"]
+    "spec", [SampleSpec(), WARM, WARM._replace(top_k=2)], ids=["greedy", "warm", "top_k"]
 )
 def test_a_row_that_is_not_finite_is_an_error_and_its_neighbour_is_not(bad, spec):
     rows = noise(2, 40, seed=9)
@@ -172,5 +171,5 @@ def test_a_row_that_is_not_finite_is_an_error_and_its_neighbour_is_not(bad, spec
 def test_a_token_of_probability_zero_is_never_drawn():
     row = torch.full((50,), -math.inf)
     row[[4, 30]] = 0.0
-    drawn = {choose_token(row, replace(WARM, seed=2, position=i)).token for i in range(200)}
+    drawn = {choose_token(row, WARM._replace(seed=2, position=i)).token for i in range(200)}
     assert drawn == {4, 30}

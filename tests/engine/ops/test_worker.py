@@ -133,7 +133,7 @@ def test_only_chosen_logit_rows_come_back(driver):
 
 
 def test_result_of_a_sampled_row(driver):
-    row = driver.row("a", PROMPT, sample=replace(GREEDY, logprobs=2), logit_rows=[18])
+    row = driver.row("a", PROMPT, sample=GREEDY._replace(logprobs=2), logit_rows=[18])
     (result,) = driver.execute([row], cache=False)
     logits = result.logits[0].astype(np.float64)
     assert result.logits.dtype == np.float32
@@ -153,17 +153,17 @@ def bad_rows(driver):
     good = driver.row("bad", PROMPT, 0, (4, 5))
     return {
         "tokens must": [
-            replace(good, tokens=()),
-            replace(good, tokens=(1, 259)),
-            replace(good, tokens=(-1, 2)),
+            good._replace(tokens=()),
+            good._replace(tokens=(1, 259)),
+            good._replace(tokens=(-1, 2)),
         ],
-        "logit_rows": [replace(good, logit_rows=(19,)), replace(good, logit_rows=(), sample=GREEDY)],
-        "draft": [replace(good, draft=(3,))],
+        "logit_rows": [good._replace(logit_rows=(19,)), good._replace(logit_rows=(), sample=GREEDY)],
+        "draft": [good._replace(draft=(3,))],
         "positions": [
             driver.row("bad", PROMPT, 500, (4, 5)),
-            replace(good, start=-1, context_len=-1),
+            good._replace(start=-1, context_len=-1),
         ],
-        "context_len": [replace(good, context_len=3), replace(good, block_tables=(), generations=())],
+        "context_len": [good._replace(context_len=3), good._replace(block_tables=(), generations=())],
         "cannot hold": [driver.row("bad", PROMPT, 0, (4,))],
         "outside": [driver.row("bad", PROMPT, 0, (4, 16))],
         "stale": [driver.row("bad", PROMPT, 16, (4, 5, 6))],

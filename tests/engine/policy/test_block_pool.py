@@ -7,14 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from intaglio.state.block_pool import (
-    BlockPool,
-    BlockPoolError,
-    BlockPools,
-    BlockState,
-    PoolExhaustedError,
-    PoolGroup,
-)
+from intaglio.state.block_pool import BlockPool, BlockPoolError, BlockState, PoolExhaustedError, PoolGroup
+from intaglio.state.block_pools import BlockPools
 
 S = BlockState
 
@@ -35,14 +29,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.held: dict[int, list[int]] = {}
         self.importing: list[int] = []
         self.handed_out = 0
+        self.kept: set[int] = set()
+        self.told: list[int] = []
+        self.pool.on_cached = self.told.append
 
     def named(self, block: int) -> int:
         return sum(table.count(block) for table in self.tables) + self.importing.count(block)
 
-    def give_back(self, blocks: list[int], becomes: BlockState) -> None:
-        for block in blocks:
-            if self.state[block] is S.USED and self.named(block) == 0:
-                self.state[block] = becomes
+    def rest(self, block: int) -> None:
+        """Nobody names the block any more: it is cached, and this told, if it is to be kept."""
+        self.state[block] = S.CACHED if block in self.kept else S.FREE
+        if block in self.kept:
+            assert self.told.pop(0) == block
 
     def of(self, state: BlockState) -> list[int]:
         return [block for block, own in self.state.items() if own is state]
@@ -85,22 +83,32 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables.append([block])
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), kind=st.sampled_from(["free", "keep", "hold"]), step=st.integers(1, 3))
-    def release(self, data: st.DataObject, kind: str, step: int) -> None:
+    @rule(data=st.data(), hold=st.booleans(), step=st.integers(1, 3))
+    def release(self, data: st.DataObject, hold: bool, step: int) -> None:
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
-        self.pool.release(table, hold_step=step if kind == "hold" else None, keep=kind == "keep")
-        becomes = {"free": S.FREE, "keep": S.CACHED, "hold": S.QUARANTINED}[kind]
-        before = set(self.of(S.QUARANTINED))
-        self.give_back(table, becomes)
-        if kind == "hold":
-            self.held.setdefault(step, []).extend(set(self.of(S.QUARANTINED)) - before)
+        self.pool.release(table, hold_step=step if hold else None)
+        for block in reversed(table):  # the last block of a table is let go first
+            if self.state[block] is not S.USED or self.named(block):
+                continue
+            if hold:
+                self.state[block] = S.QUARANTINED
+                self.held.setdefault(step, []).append(block)
+            else:
+                self.rest(block)
+
+    @precondition(lambda self: self.of(S.USED))
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.of(S.USED)))
+        self.pool.keep(block)
+        self.kept.add(block)
 
     @rule(step=st.integers(1, 3))
     def end_step(self, step: int) -> None:
         blocks = self.held.pop(step, [])
         assert self.pool.end_step(step) == len(blocks)
         for block in blocks:
-            self.state[block] = S.FREE
+            self.rest(block)
 
     @precondition(lambda self: self.of(S.CACHED))
     @rule(data=st.data())
@@ -108,6 +116,7 @@ class PoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(self.of(S.CACHED)))
         self.pool.evict(block)
         self.state[block] = S.FREE
+        self.kept.discard(block)
 
     @precondition(lambda self: self.of(S.USED))
     @rule(data=st.data())
@@ -121,7 +130,10 @@ class PoolMachine(RuleBasedStateMachine):
     def end_lease(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.of(S.LEASED)))
         self.pool.end_lease(block)
-        self.state[block] = S.USED if self.named(block) else S.FREE
+        if self.named(block):
+            self.state[block] = S.USED
+        else:
+            self.rest(block)
 
     @rule(count=st.integers(1, 3))
     def begin_import(self, count: int) -> None:
@@ -147,6 +159,7 @@ class PoolMachine(RuleBasedStateMachine):
             "release": (lambda: self.pool.release([block]), (S.USED, S.LEASED)),
             "share": (lambda: self.pool.share([block]), (S.USED, S.LEASED, S.CACHED)),
             "evict": (lambda: self.pool.evict(block), (S.CACHED,)),
+            "keep": (lambda: self.pool.keep(block), (S.USED, S.LEASED)),
             "lease": (lambda: self.pool.lease(block), (S.USED,)),
             "end_lease": (lambda: self.pool.end_lease(block), (S.LEASED,)),
             "end_import": (lambda: self.pool.end_import(block, valid=True), (S.IMPORTING,)),
@@ -158,6 +171,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees_with_the_model(self) -> None:
+        assert not self.told
         for block, state in self.state.items():
             assert self.pool.state(block) is state
             assert self.pool.references(block) == self.named(block)

@@ -82,6 +82,7 @@ def test_requests_are_admitted_in_order_of_arrival(make: Any) -> None:
         "running": 2,
         "waiting": 1,
         "kv_blocks_used": 2,
+        "kv_blocks_cached": 0,
         "kv_blocks_total": 0,
         "kv_bytes_used": 0,
     }
