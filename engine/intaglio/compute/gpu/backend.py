@@ -50,6 +50,7 @@ class TritonBackend:
         self._graph = EagerGraph(self._decoder)
         self._rope = RopeTable(spec, device)
         self.path = numerics.path
+        self.mode = mode
         self.parameters = weights.parameters
         self.weight_bytes = weights.nbytes
 
