@@ -1,0 +1,145 @@
+"""What the routes share: the engine in service, its successor, callers, limits and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from pathlib import PurePath
+
+from starlette.requests import Request
+
+from intaglio.config import EngineConfig
+from intaglio.engine import Engine
+from intaglio.errors import IntaglioError
+from intaglio.serve.api_error import ApiError
+from intaglio.serve.deployment import Deployment, EngineFactory
+from intaglio.serve.generation import Generation, Order
+from intaglio.serve.keys import Caller, KeyRing
+from intaglio.serve.limits import ServerLimits
+from intaglio.serve.metrics import ServerMetrics
+
+_log = logging.getLogger("intaglio.serve")
+
+
+class Service:
+    """One model name, served by one engine at a time. Everything but the constructor runs on one event loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        limits: ServerLimits | None = None,
+        keys: KeyRing | None = None,
+        served_name: str | None = None,
+        factory: EngineFactory = Engine,
+    ) -> None:
+        """Loads the model. served_name: what clients call it (default: the last part of `config.model`)."""
+        self.limits = limits or ServerLimits()
+        self.keys = keys or KeyRing()
+        self.metrics = ServerMetrics()
+        self.served_name = served_name or PurePath(config.model).name or config.model
+        self.draining = False
+        self.started = int(time.time())
+        self.http_requests = 0
+        self._factory = factory
+        self._swapping = asyncio.Lock()
+        self._retiring: set[Deployment] = set()
+        # Counts of engines that have been replaced, so that no counter of the server ever falls.
+        self.past_counters: Counter[str] = Counter()
+        self.past_events: Counter[str] = Counter()
+        self.past_stages: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.current = self._deploy(config)
+
+    def caller(self, request: Request) -> Caller:
+        """Who sends this request. Raises ApiError 401."""
+        return self.keys.caller(request.headers.get("authorization"))
+
+    def check_serving(self) -> None:
+        """Raises ApiError 503 while draining or after the engine failed."""
+        self._check_not_draining()
+        if self.current.driver.failure:
+            raise ApiError(503, "the engine has failed; the server needs a restart", code="engine_failed")
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for a name that is not the served one."""
+        if name is not None and name != self.served_name:
+            raise ApiError(
+                404,
+                f"no model '{name[:100]}' here; this server has '{self.served_name}'",
+                code="model_not_found",
+                param="model",
+            )
+
+    def generation(self, order: Order) -> Generation:
+        """A generation on the engine in service. Raises ApiError when a context is asked for and there are none."""
+        if order.context is not None and not self.current.driver.takes("context"):
+            raise ApiError(
+                400,
+                "this server keeps no contexts; leave context out",
+                code="context_cache_disabled",
+                param="context",
+            )
+        return Generation(self.current, order, self.metrics, timeout_s=self.limits.request_timeout_s)
+
+    async def swap(self, config: EngineConfig) -> bool:
+        """Serve another configuration without losing a request.
+
+        The new engine is loaded beside the old one (both fit in memory for that time), then gets every new
+        request while the old one finishes its own, within drain_timeout_s. Returns whether all of those
+        finished. Raises what the engine raises, with the old one still in service, if the new one does not load.
+        """
+        async with self._swapping:
+            self._check_not_draining()
+            try:
+                successor = await asyncio.to_thread(self._deploy, config)
+            except IntaglioError:
+                self.metrics.swaps["refused"] += 1
+                raise
+            if self.draining:  # told to stop while loading
+                await successor.retire(0)
+                self._check_not_draining()
+            old, self.current = self.current, successor
+            self.metrics.swaps["done"] += 1
+            _log.info("configuration %s follows %s", successor.fingerprint, old.fingerprint)
+            return await self._retire(old)
+
+    async def drain(self) -> bool:
+        """Refuse new requests and let those in flight finish. Returns whether all did within the limit."""
+        self.draining = True
+        deployments = [self.current, *self._retiring]
+        waits = [d.places.wait_empty(self.limits.drain_timeout_s) for d in deployments]
+        return all(await asyncio.gather(*waits))
+
+    def close(self) -> None:
+        """End what is still live and close the engines."""
+        self.draining = True
+        for deployment in (self.current, *self._retiring):
+            deployment.driver.close(60.0)
+
+    def _check_not_draining(self) -> None:
+        if self.draining:
+            raise ApiError(
+                503,
+                "the server is shutting down; send to another one",
+                code="draining",
+                headers={"retry-after": "1", "connection": "close"},
+            )
+
+    def _deploy(self, config: EngineConfig) -> Deployment:
+        return Deployment(config, self._factory, max_queue=self.limits.max_queue)
+
+    async def _retire(self, old: Deployment) -> bool:
+        self._retiring.add(old)
+        try:
+            finished = await old.retire(self.limits.drain_timeout_s)
+        finally:
+            self._retiring.discard(old)
+            self.past_counters.update(old.engine.counters())
+            self.past_events.update(old.driver.event_counts)
+            for stage, seconds in old.driver.stage_seconds.items():
+                self.past_stages[stage] += seconds
+        if not finished:
+            _log.warning("requests of configuration %s were ended at the drain limit", old.fingerprint)
+        return finished
