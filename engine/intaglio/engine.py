@@ -380,5 +380,6 @@ class Engine:
             fields = {"wanted": "invariant", "effective": "fast", "reason": facts.fallback}
             self._telemetry.event("fallback", path="numerics.mode", **fields)
         elif facts.fallback:
-            fields = {"wanted": "native", "effective": facts.kernel_path, "reason": facts.fallback}
+            wanted = "triton" if self._config.device == "cuda" else "native"
+            fields = {"wanted": wanted, "effective": facts.kernel_path, "reason": facts.fallback}
             self._telemetry.event("fallback", path="kernel_path", **fields)
