@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from intaglio import __version__
+from intaglio import __version__, roofline_command
 from intaglio.config import EngineConfig, parse_overrides
 from intaglio.engine import Engine
 from intaglio.errors import (
@@ -33,7 +33,7 @@ examples:
   intaglio generate --prompt "Once upon a time" --max-tokens 40
   intaglio generate --model smollm2-135m --chat --prompt "What is the capital of France?" --stats dtype=fp32
   intaglio generate --model ./my-llama --prompt "2, 3, 5," --temperature 0.8 --top-p 0.9 --seed 7 dtype=fp32
-  intaglio generate --prompt "Once" --max-tokens 20 kv_cache.enabled=false numerics.mode=invariant
+  intaglio generate --prompt "Once" --max-tokens 20 kv_cache.enabled=false numerics.mode=fast
   cat question.txt | intaglio generate --model smollm2-135m --chat --prompt - --stop "\\n\\n"
 """
 
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling(generate)
     generate.set_defaults(func=_generate)
     quality.register(commands)
+    roofline_command.register(commands)
     return parser
 
 
