@@ -146,6 +146,8 @@ def _intaglio(task: dict[str, Any]) -> Any:
             {
                 "model": task["model"],
                 "dtype": task["dtype"],
+                # The library path: what both sides then share is torch.
+                "numerics.mode": "fast",
                 "kv_cache.enabled": task["cache"],
                 "threads.count": task["threads"],
                 "threads.wait_policy": task["wait_policy"],

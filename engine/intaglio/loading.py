@@ -34,7 +34,7 @@ class ModelFacts:
     """What an engine needs to know of its workers.
 
     kv_bytes_per_token: per pool group, bytes of KV that one token takes. fallback: why the kernels are not those
-    that the numerics mode wants, or "".
+    that the numerics mode wants, or "". numerics_mode: fast or invariant, the one that runs ("": as configured).
     """
 
     architecture: str

@@ -85,6 +85,7 @@ class Worker:
             "kv_bytes_per_token": (self._pool.bytes_per_token,),
             "kv_blocks_fit": self._blocks_fit(),
             "kernel_path": self._backend.path,
+            "numerics_mode": self._backend.mode,
             "fallback": self._fallback,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

@@ -27,9 +27,10 @@ Events = tuple[tuple[str, str], ...]
 
 
 class Backend(Protocol):
-    """`path` names the kernels taken and is part of the environment's identity."""
+    """`path` names the kernels taken and is part of the environment's identity; `mode` is fast or invariant."""
 
     path: str
+    mode: str
     parameters: int
     weight_bytes: int
 
@@ -64,6 +65,7 @@ class TorchBackend:
         self._graph = EagerGraph(Decoder(spec, weights, numerics, ShardGroup()))
         self._rope = RopeTable(spec, device)
         self.path = numerics.path
+        self.mode = mode
         self.parameters = weights.parameters
         self.weight_bytes = weights.nbytes
 
@@ -97,17 +99,17 @@ def load_backend(
     """The backend of a numerics mode, and why it is not the one that was wanted ("" if it is).
 
     Invariant mode on a CPU wants the native kernels; where they cannot be had it takes torch's operators in row
-    tiles, which must pass their own self-test or NumericsError is raised. A quantised weight format is the native
-    kernels' alone: ConfigError where they cannot be had.
+    tiles, which must pass their own self-test or NumericsError is raised. Mode auto takes torch's operators in fast
+    mode there. A quantised weight format is the native kernels' alone: ConfigError where they cannot be had.
     """
-    reason = ""
-    if mode == "invariant" and device.type == "cpu":
+    reason = "the native kernels compute on device=cpu" if mode == "auto" else ""
+    if mode != "fast" and device.type == "cpu":
         loaded, reason = native.load(folder, spec, dtype, kv_dtype, threads, weight_format)
         if loaded is not None:
             return loaded, ""
     if weight_format != "auto":
-        why = reason or "they serve numerics.mode=invariant on device=cpu"
+        why = reason or "they serve numerics.mode=auto and invariant on device=cpu"
         raise ConfigError(
             f"weights.format={weight_format} needs the native kernels: {why}", field="weights.format"
         )
-    return TorchBackend(mode, folder, spec, dtype, device), reason
+    return TorchBackend("fast" if mode == "auto" else mode, folder, spec, dtype, device), reason

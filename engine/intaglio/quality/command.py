@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from intaglio.config import EngineConfig, parse_overrides
 from intaglio.errors import ConfigError
-from intaglio.intake.tokenizer import Tokenizer
 from intaglio.models import catalogue
 from intaglio.quality.text import held_out_text, read_text, windows
 
@@ -118,6 +117,8 @@ def _sequences(args: argparse.Namespace, reference: EngineConfig) -> list[tuple[
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} must be at least {least}, not {getattr(args, name)}", field=name)
     text = held_out_text() if args.text is None else read_text(args.text)
+    from intaglio.intake.tokenizer import Tokenizer
+
     tokenizer = Tokenizer(catalogue.resolve(reference.model))
     head = [tokenizer.bos_token_id] if tokenizer.adds_bos and tokenizer.bos_token_id is not None else []
     ids = tokenizer.encode(text, add_bos=False)

@@ -19,6 +19,7 @@ from counterproof.plan import locate
 from counterproof.record import code_identity, environment, machine
 from counterproof.record.store import open_store
 from counterproof.run.targets import registry
+from counterproof.run.targets.protocol import TargetKind
 from intaglio.config import from_flat
 
 OK, WARN, FAIL = "ok", "warning", "FAIL"
@@ -146,7 +147,7 @@ def check_code() -> Iterator[Finding]:
 
 
 def check_engine() -> Iterator[Finding]:
-    """Models, and the start-up self-test of invariant mode with the tiny one, in both dtypes."""
+    """Models, and with the tiny one, in both dtypes, the self-test of invariant mode and what the default runs."""
     kind = registry.find(registry.INTAGLIO_LOCAL)
     for model in ("tiny", "smollm2-135m"):
         try:
@@ -156,25 +157,27 @@ def check_engine() -> Iterator[Finding]:
             status = FAIL if model == "tiny" else WARN
             yield Finding(f"model {model}", status, "not there", str(error))
     for dtype in ("fp32", "bf16"):
-        began = time.perf_counter()
-        try:
-            target = kind.start(from_flat({"model": "tiny", "dtype": dtype, "numerics.mode": "invariant"}))
-        except CounterproofError as error:
-            yield Finding(f"invariant {dtype}", FAIL, "the self-test failed", str(error))
-            continue
-        path = target.effective_config().get("kernel_path")
-        fallen = [
-            e for e in target.drain().events if e.get("kind") == "fallback" and e.get("path") == "kernel_path"
-        ]
-        target.close()
-        seconds = time.perf_counter() - began
-        detail = f"self-test passed in {seconds:.1f} s, kernels {path}"
-        yield Finding(
-            f"invariant {dtype}",
-            WARN if fallen else OK,
-            detail,
-            "; ".join(f"not the native kernels: {event.get('reason')}" for event in fallen),
-        )
+        yield _numerics(kind, dtype)
+
+
+def _numerics(kind: TargetKind, dtype: str) -> Finding:
+    """Whether invariant mode can be had, by which kernels, and whether numerics.mode=auto takes it."""
+    began = time.perf_counter()
+    try:
+        target = kind.start(from_flat({"model": "tiny", "dtype": dtype, "numerics.mode": "invariant"}))
+    except CounterproofError as error:
+        return Finding(f"invariant {dtype}", FAIL, "the self-test failed", str(error))
+    path = target.effective_config().get("kernel_path")
+    fallen = [e for e in target.drain().events if e["kind"] == "fallback" and e["path"] == "kernel_path"]
+    target.close()
+    seconds = time.perf_counter() - began
+    default = "fast" if fallen else "invariant"
+    return Finding(
+        f"invariant {dtype}",
+        WARN if fallen else OK,
+        f"self-test passed in {seconds:.1f} s, kernels {path}; numerics.mode=auto runs {default}",
+        "; ".join(f"not the native kernels: {event.get('reason')}" for event in fallen),
+    )
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

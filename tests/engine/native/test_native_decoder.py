@@ -232,7 +232,12 @@ def test_the_backend_takes_native_kernels_and_falls_back_with_a_reason(library, 
 
 
 @pytest.mark.parametrize(
-    ("mode", "isa", "why"), [("fast", "", "numerics.mode=invariant"), ("invariant", "off", "switched off")]
+    ("mode", "isa", "why"),
+    [
+        ("fast", "", "numerics.mode=auto and invariant"),
+        ("invariant", "off", "switched off"),
+        ("auto", "off", "switched off"),
+    ],
 )
 def test_quantised_weights_without_native_kernels_are_refused(library, folder, monkeypatch, mode, isa, why):
     monkeypatch.setenv(status.ISA_VARIABLE, isa)

@@ -32,6 +32,8 @@ MAX_HEAD_DIM = 512
 class NativeBackend:
     """Steps of one model on one instruction set. Bits depend on neither batch, chunk, cache nor thread count."""
 
+    mode = "invariant"
+
     def __init__(self, decoder: NativeDecoder, path: str) -> None:
         self._decoder = decoder
         self.path = path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from counterproof.errors import ExecutionError, InputError, SetupError
 from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Token
 from counterproof.workload.sealed import SealedRequest
+from intaglio.compute.native import build
 from intaglio.config import EngineConfig
 from intaglio.errors import ConfigError, IntaglioError, ModelError, NumericsError, RequestError
 from intaglio.models import catalogue
@@ -20,8 +22,14 @@ class IntaglioLocal:
     """How to plan for and start the engine."""
 
     def planner(self, engine: EngineConfig) -> IntaglioPlanner:
-        """Raises SetupError when the model is not there."""
-        return IntaglioPlanner(engine)
+        """Raises SetupError when the model is not there. Compiles the engine's kernels where they are not kept yet,
+        so that no run's start-up pays for it."""
+        planner = IntaglioPlanner(engine)
+        if engine.device == "cpu" and engine.numerics.mode != "fast":
+            # Without a compiler the engine itself tells what it falls back to.
+            with contextlib.suppress(build.BuildError):
+                build.build()
+        return planner
 
     def start(self, engine: EngineConfig) -> IntaglioTarget:
         """Load the model in this process. Raises InputError or SetupError."""
