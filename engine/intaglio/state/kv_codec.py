@@ -90,9 +90,9 @@ class _RecordCodec(ABC):
     def encode(self, fresh: torch.Tensor) -> torch.Tensor:
         n, two, heads, dim = fresh.shape
         wide = fresh.to(torch.float32)
-        # 0 where every number is finite, else NaN.
-        spoiled = (wide * 0.0).sum(-1, keepdim=True)
-        parameters, codes = self._quantise(wide.nan_to_num(0.0).clamp(-SATURATION, SATURATION), spoiled)
+        # x - x is 0 for a finite x, else NaN.
+        sound = (wide - wide == 0.0).all(-1, keepdim=True)
+        parameters, codes = self._quantise(wide.clamp(-SATURATION, SATURATION).where(sound, 0.0), sound)
         shape = (n, *self.token_shape(heads, dim))
         record = torch.zeros(shape, dtype=torch.uint8, device=fresh.device)
         start = two * heads * self.format.parameter_bytes
@@ -109,8 +109,8 @@ class _RecordCodec(ABC):
         return self._dequantise(parameters, codes)
 
     @abstractmethod
-    def _quantise(self, wide: torch.Tensor, spoiled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """fp32 [n, 2, heads, d] within the saturation, and [n, 2, heads, 1] of 0 or NaN to add to parameters.
+    def _quantise(self, wide: torch.Tensor, sound: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """fp32 [n, 2, heads, d] within the saturation; where not `sound` [n, 2, heads, 1] a parameter is NaN.
 
         Returns parameters and codes, `parameter_bytes` and `code_bytes` of bytes for each head.
         """
@@ -128,11 +128,11 @@ class ScaledCodec(_RecordCodec):
         self._codes = codes
         self._largest = largest
 
-    def _quantise(self, wide: torch.Tensor, spoiled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _quantise(self, wide: torch.Tensor, sound: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale = (wide.abs().amax(-1, keepdim=True) / self._largest).clamp_min_(SMALLEST_STEP)
         steps = (wide / scale).clamp_(-self._largest, self._largest)
         codes = steps.round_() if self._codes is torch.int8 else steps
-        return scale + spoiled, codes.to(self._codes)
+        return scale.where(sound, float("nan")), codes.to(self._codes)
 
     def _dequantise(self, parameters: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         return codes.view(self._codes).to(torch.float32) * parameters.view(torch.float32)
@@ -141,15 +141,16 @@ class ScaledCodec(_RecordCodec):
 class Int4Codec(_RecordCodec):
     """Four bits over the spread of a head; byte j holds dimension j low and dimension j + d / 2 high."""
 
-    def _quantise(self, wide: torch.Tensor, spoiled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        low = wide.amin(-1, keepdim=True).to(torch.bfloat16)
+    def _quantise(self, wide: torch.Tensor, sound: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # Adding +0 makes a zero's sign the same in whatever order the numbers were compared.
+        low = wide.amin(-1, keepdim=True).add_(0.0).to(torch.bfloat16)
         base = low.to(torch.float32)
         high = wide.amax(-1, keepdim=True)
         spread = (high / INT4_STEPS - base / INT4_STEPS).clamp_min_(SMALLEST_STEP).to(torch.bfloat16)
         codes = ((wide - base) / spread.to(torch.float32)).round_().clamp_(0.0, INT4_STEPS).to(torch.uint8)
         half = codes.shape[-1] // 2
         packed = codes[..., :half] | (codes[..., half:] << 4)
-        return torch.cat((spread + spoiled.to(torch.bfloat16), low), -1), packed
+        return torch.cat((spread.where(sound, float("nan")), low), -1), packed
 
     def _dequantise(self, parameters: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         numbers = parameters.view(torch.bfloat16).to(torch.float32)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from intaglio.compute.layers import RopeTable
-from intaglio.compute.native.library import FORMAT_OF, Context
+from intaglio.compute.native.library import KV_FORMAT_OF, Context
 from intaglio.compute.native.model import NativeModel
 from intaglio.compute.native.structs import IgStep
 from intaglio.compute.spec import ModelSpec
@@ -69,10 +69,10 @@ class NativeDecoder:
                 logits.shape[0],
             )
         if store is None:
-            step.kv.block_tokens, step.kv.format = _ENDLESS, FORMAT_OF[self._kv_dtype]
+            step.kv.block_tokens, step.kv.format = _ENDLESS, KV_FORMAT_OF[self._kv_dtype]
         else:
             step.kv.base, step.kv.layer_stride = store.data.data_ptr(), store.data.stride(0)
-            step.kv.block_tokens, step.kv.format = store.block_tokens, FORMAT_OF[store.group.dtype]
+            step.kv.block_tokens, step.kv.format = store.block_tokens, KV_FORMAT_OF[store.group.dtype]
         self.context.forward(self.model.struct, step)
         return hidden
 

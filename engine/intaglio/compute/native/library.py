@@ -10,10 +10,17 @@ from typing import Any
 import torch
 
 from intaglio.compute.native import structs
-from intaglio.compute.native.structs import IgAttention, IgLinear, IgModel, IgStep
+from intaglio.compute.native.structs import IgAttention, IgKv, IgLinear, IgModel, IgStep
 from intaglio.errors import WorkerError
 
 FORMAT_OF = {torch.float32: structs.FP32, torch.bfloat16: structs.BF16}
+# By the type of what a KV store holds of each number (see state/kv_codec.py).
+KV_FORMAT_OF = {
+    **FORMAT_OF,
+    torch.float8_e4m3fn: structs.KV_FP8,
+    torch.int8: structs.KV_INT8,
+    torch.uint4: structs.KV_INT4,
+}
 
 
 class Library:
@@ -86,6 +93,13 @@ class Context:
     def attention(self, job: IgAttention) -> None:
         _check(self._calls.ig_attention(self._open(), job))
 
+    def kv_store(
+        self, x: torch.Tensor, slots: torch.Tensor, kv: IgKv, layer: int, kv_heads: int, head_dim: int
+    ) -> None:
+        """Store keys and values, fp32 [tokens, 2, kv_heads, head_dim], at int32 slots [tokens] of a layer."""
+        args = (x.data_ptr(), slots.data_ptr(), x.shape[0], kv, layer, kv_heads, head_dim)
+        _check(self._calls.ig_kv_store(self._open(), *args))
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """fp32 rows [rows, width]."""
         y = torch.empty_like(x)
@@ -152,6 +166,7 @@ def _declare(calls: Any) -> None:
         "ig_trim": (None, []),
         "ig_linear": (c_int64, [c_void_p, POINTER(IgLinear), c_void_p, c_int64, c_int64, c_void_p]),
         "ig_attention": (c_int64, [c_void_p, POINTER(IgAttention)]),
+        "ig_kv_store": (c_int64, [c_void_p, c_void_p, c_void_p, c_int64, POINTER(IgKv), *[c_int64] * 3]),
         "ig_rms_norm": (c_int64, [c_void_p, c_void_p, c_void_p, c_double, c_int64, c_int64, c_void_p]),
         "ig_swiglu": (c_int64, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
         "ig_top": (c_int64, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),

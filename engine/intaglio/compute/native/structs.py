@@ -8,6 +8,7 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 ABI = 2
 
 FP32, BF16, INT8, Q8_0, Q4_1 = range(5)
+KV_FP8, KV_INT8, KV_INT4 = range(16, 19)
 
 
 class IgLinear(Structure):

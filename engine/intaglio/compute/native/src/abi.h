@@ -12,6 +12,8 @@ extern "C" {
 
 // Storage of a linear's weights. Outputs stand in panels of 64 (see layout.h).
 enum IgFormat : int64_t { IG_FP32 = 0, IG_BF16 = 1, IG_INT8 = 2, IG_Q8_0 = 3, IG_Q4_1 = 4 };
+// Storage of keys and values: IG_FP32, IG_BF16, or records of bytes (see kv_layout.h).
+enum IgKvFormat : int64_t { IG_KV_FP8 = 16, IG_KV_INT8 = 17, IG_KV_INT4 = 18 };
 
 // y[n] = W[n, k] x[k] + bias. `weight` is packed. `scales`: fp32 per output for IG_INT8, else null.
 struct IgLinear {
@@ -51,8 +53,8 @@ struct IgRow {
 };
 
 // Keys and values of a layer: element (slot, 0 keys / 1 values, kv head, i) lies at
-// base + layer * layer_stride + slot * 2 * kv_heads * head_dim + ... (in elements). base null: no cache, each
-// row attends to its own tokens alone.
+// base + layer * layer_stride + slot * 2 * kv_heads * head_dim + ... (in elements; in bytes and records of them for
+// a quantised format). base null: no cache, each row attends to its own tokens alone.
 struct IgKv {
     void* base;
     int64_t layer_stride, block_tokens, format;
@@ -108,6 +110,8 @@ IG_API void ig_trim(void);
 IG_API int64_t ig_linear(IgContext* context, const IgLinear* linear, const float* x, int64_t rows, int64_t rounded,
                          float* y);
 IG_API int64_t ig_attention(IgContext* context, const IgAttention* attention);
+IG_API int64_t ig_kv_store(IgContext* context, const float* x, const int32_t* slots, int64_t tokens, const IgKv* kv,
+                    int64_t layer, int64_t kv_heads, int64_t head_dim);
 IG_API int64_t ig_rms_norm(IgContext* context, const float* x, const float* weight, double eps, int64_t rows,
                     int64_t width, float* y);
 IG_API int64_t ig_swiglu(IgContext* context, const float* gate, const float* up, int64_t count, float* y);

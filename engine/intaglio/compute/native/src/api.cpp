@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "context.h"
+#include "kv_layout.h"
 
 namespace ig {
 
@@ -44,7 +45,7 @@ int64_t attention_scratch_bytes(int64_t heads, int64_t kv_heads, int64_t head_di
     rows = round_up(rows > heads ? rows : heads, 16);
     const int64_t wide = round_up(head_dim, PANEL);
     const int64_t per_row = 4 * (2 + 16 + wide + 2 * PANEL + act_stride(head_dim) + KEY_TILE);
-    return rows * per_row + KEY_TILE * (act_stride(head_dim) + wide) * 4 + 16 * 64;
+    return rows * per_row + KEY_TILE * (act_stride(head_dim) + wide + head_dim) * 4 + 16 * 64;
 }
 
 // A row of few tokens is one task, which walks its keys and values in the order they lie in memory, if there are
@@ -189,7 +190,7 @@ int64_t ig_attention(IgContext* context, const IgAttention* a) {
     return guarded([&] {
         context->prepare_scratch(attention_scratch_bytes(a->heads, a->kv_heads, a->head_dim), 0);
         KvView kv = {(uint8_t*)a->kv.base, a->kv.block_tokens, a->kv.format};
-        kv.base += a->layer * a->kv.layer_stride * (kv.format == IG_BF16 ? 2 : 4);
+        kv.base += a->layer * a->kv.layer_stride * kv_unit(kv.format);
         const int64_t width = a->heads * a->head_dim;
         AttentionJob job = {a->q, width, a->out, width, a->lse, a->tables, kv, a->heads, a->kv_heads, a->head_dim,
                             a->window, a->rounded != 0, false};
@@ -198,6 +199,16 @@ int64_t ig_attention(IgContext* context, const IgAttention* a) {
         context->phases = {{run_attention, &one, int64_t(one.tasks.size())}};
         context->pool.run(context->phases);
     });
+}
+
+// Tokens' keys and values, fp32 [tokens][2][kv_heads][head_dim], at their slots of one layer.
+int64_t ig_kv_store(IgContext* context, const float* x, const int32_t* slots, int64_t tokens, const IgKv* kv,
+                    int64_t layer, int64_t kv_heads, int64_t head_dim) {
+    KvView view = {(uint8_t*)kv->base, kv->block_tokens, kv->format};
+    view.base += layer * kv->layer_stride * kv_unit(kv->format);
+    for (int64_t t = 0; t < tokens; t++)
+        context->table.store(x + t * 2 * kv_heads * head_dim, view, slots[t], kv_heads, head_dim);
+    return 0;
 }
 
 int64_t ig_rms_norm(IgContext* context, const float* x, const float* weight, double eps, int64_t rows,

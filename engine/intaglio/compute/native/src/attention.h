@@ -60,6 +60,7 @@ class Attend {
         p_ = (Act*)take(one * KEY_TILE * 4);
         keys_ = take(KEY_TILE * ld_ * 4);
         values_ = take(KEY_TILE * wide_ * 4);
+        decoded_ = take(KEY_TILE * dim_ * 4);
     }
 
     // Queries of a head as rows [token][head of the group] of activations, and an empty state.
@@ -86,13 +87,20 @@ class Attend {
     // One tile for one head.
     void visit(int64_t start, int64_t h, const uint8_t* const* sources, const uint8_t* const* next) {
         const int64_t last = min_of(final_ - start, KEY_TILE - 1), keys = min_of(KEY_TILE, ig::round_up(last + 1, 2));
-        const bool half = job_.kv.format == IG_BF16;
-        const int64_t width = half ? 2 : 4, step = job_.kv_heads * dim_ * width, at = (head_ + h) * dim_ * width;
-        const bool whole = heads_ == job_.kv_heads;
-        if (whole && h == 0) stream(sources, 2 * step);
-        Ahead ahead(next, at, step, dim_ * width, !whole);
-        pack_keys(sources, at, dim_, half, DOT, ahead, keys_);
-        pack_values(sources, at + step, keys, dim_, half, DOT, ahead, values_);
+        const int64_t form = job_.kv.format, bytes = ig::kv_head_bytes(form, dim_), step = job_.kv_heads * bytes;
+        const int64_t at = ig::kv_parameter_bytes(form, job_.kv_heads) + (head_ + h) * bytes;
+        const bool whole = heads_ == job_.kv_heads, coded = ig::kv_quantised(form);
+        if (whole && h == 0) stream(sources, ig::kv_token_bytes(form, job_.kv_heads, dim_));
+        Ahead ahead(next, at, step, bytes, !whole);
+        if (coded) {
+            decode(sources, h, 0);
+            pack_keys(plain_, 0, dim_, DOT, DOT, ahead, keys_);
+            decode(sources, h, 1);
+            pack_values(plain_, 0, keys, dim_, DOT, DOT, ahead, values_);
+        } else {
+            pack_keys(sources, at, dim_, form == IG_BF16, DOT, ahead, keys_);
+            pack_values(sources, at + step, keys, dim_, form == IG_BF16, DOT, ahead, values_);
+        }
         times_panel<Kernel>(q_ + h * rows_ * ld_, ld_, rows_, keys_, int((keys + W - 1) / W), 0, dim_, scores_, true);
         weigh(start, h);
         for (int64_t d = 0; d < dim_; d += PANEL) {
@@ -104,6 +112,16 @@ class Attend {
                     float* sum = out_ + (h * rows_ + r) * wide_ + d + i;
                     v_store(sum, v_add(v_load(sum), v_load(part_ + r * PANEL + i)));
                 }
+        }
+    }
+
+    // A head's keys (part 0) or values of a tile out of their records, as activations.
+    void decode(const uint8_t* const* sources, int64_t h, int64_t part) {
+        const int64_t row = dim_ * int64_t(sizeof(Act));
+        for (int64_t i = 0; i < KEY_TILE; i++) {
+            plain_[i] = sources[i] ? decoded_ + i * row : nullptr;
+            if (sources[i])
+                kv_decode(sources[i], job_.kv.format, job_.kv_heads, dim_, part, head_ + h, DOT, decoded_ + i * row);
         }
     }
 
@@ -151,14 +169,15 @@ class Attend {
     const float scale_;
     float *top_, *total_, *out_, *shrink_, *scores_, *part_;  // total: sums stay in lanes [rows][W] until the end
     Act *q_, *p_;
-    uint8_t *keys_, *values_;
+    uint8_t *keys_, *values_, *decoded_;
+    const uint8_t* plain_[KEY_TILE];
     const uint8_t* sources_[2][KEY_TILE];  // this tile's tokens and the next one's
 };
 
 static void attention(const AttentionJob& job, const IgRow& row, int64_t head, int64_t heads, int64_t first,
                       int64_t count, uint8_t* scratch) {
 #if defined(IG_TARGET_AVX512BF16)
-    if (job.rounded && job.kv.format == IG_BF16)
+    if (job.rounded && job.kv.format != IG_FP32)
         return Attend<Bf16Dot>(job, row, head, heads, first, count, scratch).run();
 #endif
     Attend<Fp32>(job, row, head, heads, first, count, scratch).run();

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "context.h"
+#include "kv_layout.h"
 
 namespace ig {
 
@@ -136,7 +137,7 @@ class Step {
         mixed_ = context_.mixed.need(rows_ * act_stride(q) * act_bytes_);
         gated_ = context_.gated.need(rows_ * act_stride(model_.intermediate) * act_bytes_);
         kv_ = {(uint8_t*)step_.kv.base, step_.kv.block_tokens, step_.kv.format};
-        if (!step_.kv.base) kv_.base = context_.own_kv.need(rows_ * 2 * kv * 4);
+        if (!step_.kv.base) kv_.base = context_.own_kv.need(rows_ * kv_token_bytes(kv_.format, model_.kv_heads, model_.head_dim));
         const size_t layers = size_t(step_.last - step_.first);
         linears_.reserve(layers * 4 + 1);
         norms_.reserve(layers * 2 + 1);
@@ -200,7 +201,7 @@ class Step {
     void add_attention(const IgLayer& layer, int64_t index) {
         const int64_t width = layer.qkv.n, dim = model_.head_dim;
         KvView kv = kv_;
-        if (step_.kv.base) kv.base += index * step_.kv.layer_stride * (kv.format == IG_BF16 ? 2 : 4);
+        if (step_.kv.base) kv.base += index * step_.kv.layer_stride * kv_unit(kv.format);
         RopeJob rope = {qkv_, width, step_.positions, step_.cos, step_.sin, layer.qk_norm,
                         float(model_.norm_eps), model_.heads, model_.kv_heads, dim};
         AttentionJob job = {qkv_, width, mixed_, act_stride(model_.heads * dim), nullptr, step_.tables, kv,

@@ -16,7 +16,7 @@ extern const KernelTable IG_TABLE = {"neon", false,
 #else
 extern const KernelTable IG_TABLE = {"portable", false,
 #endif
-                                     IG_NS::linear, IG_NS::norm, IG_NS::convert, IG_NS::rope, IG_NS::attention,
+                                     IG_NS::linear, IG_NS::norm, IG_NS::convert, IG_NS::store, IG_NS::rope, IG_NS::attention,
                                      IG_NS::swiglu, IG_NS::top};
 
 }  // namespace ig

@@ -67,6 +67,8 @@ struct KernelTable {
     void (*linear)(const LinearJob&, int64_t chunk, uint8_t* scratch);
     void (*norm)(const NormJob&, int64_t row);
     void (*convert)(const float* x, void* y, int64_t width, bool acts_bf16);
+    // One token's keys and values [2][kv_heads][head_dim] at a slot.
+    void (*store)(const float* x, const KvView&, int64_t slot, int64_t kv_heads, int64_t head_dim);
     void (*rope)(const RopeJob&, const KvView&, int64_t token, int64_t slot, int64_t first_kv_head, int64_t last_kv_head);
     // kv heads [head, head + heads) of a row's tokens [first, first + count)
     void (*attention)(const AttentionJob&, const IgRow&, int64_t head, int64_t heads, int64_t first, int64_t count,

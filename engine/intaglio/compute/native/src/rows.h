@@ -1,6 +1,7 @@
 // Work on single rows: norms, rotary embedding with storage of keys and values, conversions, SiLU, best token.
 #pragma once
 #include "kernels.h"
+#include "kv.h"
 #include "panel.h"
 
 namespace IG_NS {
@@ -92,10 +93,25 @@ static void rotate(float* x, const float* cos, const float* sin, const float* we
     }
 }
 
-static void store_kv(const float* x, uint8_t* base, int64_t element, int64_t dim, int64_t format) {
-    const bool half = format == IG_BF16;
-    void* at = half ? (void*)((uint16_t*)base + element) : (void*)((float*)base + element);
-    for (int64_t i = 0; i < dim; i += W) store_act(at, i, load_up_to(x + i, dim - i), dim - i, half);
+// One head's keys and values at a slot.
+static void store_kv(const float* keys, const float* values, const ig::KvView& kv, int64_t slot, int64_t kv_heads,
+                     int64_t dim, int64_t h) {
+    uint8_t* token = kv.base + slot * ig::kv_token_bytes(kv.format, kv_heads, dim);
+    const bool half = kv.format == IG_BF16;
+    for (int64_t part = 0; part < 2; part++) {
+        const float* x = part ? values : keys;
+        if (ig::kv_quantised(kv.format)) {
+            kv_encode(x, kv.format, kv_heads, dim, part, h, token);
+            continue;
+        }
+        uint8_t* at = token + (part * kv_heads + h) * ig::kv_head_bytes(kv.format, dim);
+        for (int64_t i = 0; i < dim; i += W) store_act(at, i, load_up_to(x + i, dim - i), dim - i, half);
+    }
+}
+
+static void store(const float* x, const ig::KvView& kv, int64_t slot, int64_t kv_heads, int64_t dim) {
+    for (int64_t h = 0; h < kv_heads; h++)
+        store_kv(x + h * dim, x + (kv_heads + h) * dim, kv, slot, kv_heads, dim, h);
 }
 
 static void rope(const ig::RopeJob& job, const ig::KvView& kv, int64_t token, int64_t slot, int64_t first,
@@ -111,9 +127,7 @@ static void rope(const ig::RopeJob& job, const ig::KvView& kv, int64_t token, in
             rotate(row + g * dim, cos, sin, job.qk_norm ? job.qk_norm + g * dim : nullptr, job.eps, dim);
         const float* weight = job.qk_norm ? job.qk_norm + (job.heads + h) * dim : nullptr;
         rotate(keys + h * dim, cos, sin, weight, job.eps, dim);
-        const int64_t at = (slot * 2 * job.kv_heads + h) * dim;
-        store_kv(keys + h * dim, kv.base, at, dim, kv.format);
-        store_kv(values + h * dim, kv.base, at + job.kv_heads * dim, dim, kv.format);
+        store_kv(keys + h * dim, values + h * dim, kv, slot, job.kv_heads, dim, h);
     }
 }
 

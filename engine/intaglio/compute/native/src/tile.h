@@ -9,11 +9,11 @@ namespace IG_NS {
 using ig::AttentionJob;
 using ig::KEY_TILE;
 
-// Pointers to the tokens [low, high] of a tile (their first key head); null for the others.
+// Pointers to the tokens [low, high] of a tile; null for the others.
 static void find_keys(const AttentionJob& job, const IgRow& row, int64_t start, int64_t low, int64_t high,
                       const uint8_t** sources) {
-    const int64_t width = job.kv.format == IG_BF16 ? 2 : 4, size = job.kv.block_tokens;
-    const int64_t token = 2 * job.kv_heads * job.head_dim * width;
+    const int64_t size = job.kv.block_tokens;
+    const int64_t token = ig::kv_token_bytes(job.kv.format, job.kv_heads, job.head_dim);
     const int64_t from = max_of(start, low), to = min_of(start + KEY_TILE - 1, high);
     for (int64_t i = 0; i < KEY_TILE; i++) sources[i] = nullptr;
     // One division for the first key, then block by block.
@@ -34,7 +34,7 @@ IG_INLINE void stream(const uint8_t* const* sources, int64_t bytes) {
     for (int64_t i = 0; i < KEY_TILE; i++)
         for (int64_t b = 0; sources[i] && b < bytes; b += 64) {
             uint64_t word;
-            memcpy(&word, sources[i] + b, 8);
+            memcpy(&word, sources[i] + min_of(b, bytes - 8), 8);
             any |= word;
         }
     asm volatile("" : : "r"(any));
