@@ -80,7 +80,7 @@ def test_questions_are_in_their_language_distinct_and_bounded(
 def test_the_chinese_passages_are_whole() -> None:
     found = corpus.passages("zh")
     assert len({topic for topic, _ in found}) == len(found) >= 40
-    assert all(len(text) >= 80 and text.endswith("。") for _, text in found)
+    assert all(len(text) >= 60 and text.endswith("。") for _, text in found)
 
 
 def test_a_prompt_that_occurs_twice_in_a_study_is_refused() -> None:
