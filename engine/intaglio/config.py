@@ -22,7 +22,8 @@ NUMERICS_MODES = ("auto", "fast", "invariant")
 DEVICES = ("cpu", "cuda")
 SPECULATION_METHODS = ("none", "ngram", "early_exit", "draft")
 GRAPH_MODES = ("eager", "compile", "capture")
-KV_FORMATS = ("auto", "fp32", "bf16")
+KV_FORMATS = ("auto", "fp32", "bf16", "fp8", "int8", "int4")
+QUANTISED_KV_FORMATS = ("fp8", "int8", "int4")
 WEIGHT_FORMATS = ("auto", "int8", "q8_0", "q4_1")
 WAIT_POLICIES = ("active", "passive")
 
@@ -44,7 +45,11 @@ class WeightsConfig:
 
 @dataclass(frozen=True)
 class KVCacheConfig:
-    """Paged KV cache. `blocks` null: as many as `memory_mib` holds, at most what `max_running` can use."""
+    """Paged KV cache. `blocks` null: as many as `memory_mib` holds, at most what `max_running` can use.
+
+    `format`: auto (that of `dtype`), fp32, bf16, or quantised with parameters per token and head: fp8 (e4m3), int8,
+    int4.
+    """
 
     enabled: bool = True
     block_tokens: int = 16
@@ -182,8 +187,6 @@ class EngineConfig:
 # Mechanisms whose place in the configuration is fixed but which this version does not contain. Switching one
 # on is refused: a flag that does nothing would be measured as a change that does nothing.
 _NOT_BUILT: dict[str, Scalar] = {
-    "context_cache.enabled": False,
-    "host_tier.enabled": False,
     "disaggregation.enabled": False,
     "parallel.tensor": 1,
     "parallel.pipeline": 1,
@@ -359,6 +362,12 @@ def _check_choices(config: EngineConfig) -> None:
     for path, choices in _CHOICES.items():
         if flat[path] not in choices:
             raise ConfigError(f"{path} must be one of {', '.join(choices)}, not {flat[path]!r}", field=path)
+    if config.kv_cache.format in QUANTISED_KV_FORMATS and not config.kv_cache.enabled:
+        raise ConfigError(
+            f"kv_cache.format={config.kv_cache.format} quantises what the cache stores, and kv_cache.enabled is "
+            "false; leave the format at auto",
+            field="kv_cache.format",
+        )
 
 
 def _check_ranges(config: EngineConfig) -> None:

@@ -28,6 +28,7 @@ SMALLEST_STEP = 2.0**-126
 INT8_STEPS = 127.0
 E4M3_LARGEST = 448.0
 INT4_STEPS = 15.0
+_UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
 
 
 class KVCodec(Protocol):
@@ -168,7 +169,7 @@ def codec_of(dtype: torch.dtype) -> KVCodec:
         return ScaledCodec("int8", dtype, INT8_STEPS)
     if dtype is torch.float8_e4m3fn:
         return ScaledCodec("fp8", dtype, E4M3_LARGEST)
-    if dtype is torch.uint4:
+    if dtype is _UINT4:
         return Int4Codec("int4")
     raise ConfigError(f"no KV codec stores {dtype}", field="kv_cache.format")
 
@@ -180,6 +181,6 @@ def code_type(name: str) -> torch.dtype:
         "bf16": torch.bfloat16,
         "int8": torch.int8,
         "fp8": torch.float8_e4m3fn,
-        "int4": torch.uint4,
+        "int4": _UINT4,
     }
     return types[kv_format(name).name]

@@ -12,6 +12,7 @@ import torch
 from intaglio.compute.native import structs
 from intaglio.compute.native.structs import IgAttention, IgKv, IgLinear, IgModel, IgStep
 from intaglio.errors import WorkerError
+from intaglio.state.kv_codec import code_type
 
 FORMAT_OF = {torch.float32: structs.FP32, torch.bfloat16: structs.BF16}
 # By the type of what a KV store holds of each number (see state/kv_codec.py).
@@ -19,7 +20,7 @@ KV_FORMAT_OF = {
     **FORMAT_OF,
     torch.float8_e4m3fn: structs.KV_FP8,
     torch.int8: structs.KV_INT8,
-    torch.uint4: structs.KV_INT4,
+    code_type("int4"): structs.KV_INT4,
 }
 
 

@@ -14,8 +14,7 @@ from intaglio.compute.native import build
 from intaglio.config import EngineConfig
 from intaglio.errors import ConfigError, IntaglioError, ModelError, NumericsError, RequestError
 from intaglio.models import catalogue
-
-_ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
+from intaglio.state.kv_format import kv_format
 
 
 class IntaglioLocal:
@@ -60,7 +59,7 @@ class IntaglioPlanner:
         }
 
     def kv_bytes_per_token(self) -> int:
-        """2 (K and V) x layers x KV heads x head size x bytes of the format. Raises SetupError."""
+        """Layers x bytes of a token's keys and values in the format (see kv_format.py). Raises SetupError."""
         config = catalogue.read_json(self._folder / catalogue.CONFIG)
         try:
             heads = int(config["num_attention_heads"])
@@ -70,8 +69,8 @@ class IntaglioPlanner:
         except (KeyError, TypeError, ValueError) as error:
             raise SetupError(f"the model's config.json does not state its shape: {error!r}") from error
         stored = self._engine.kv_cache.format
-        element = _ELEMENT_BYTES[self._engine.dtype if stored == "auto" else stored]
-        return 2 * layers * kv_heads * head * element
+        form = kv_format(self._engine.dtype if stored == "auto" else stored)
+        return layers * form.token_bytes(kv_heads, head)
 
 
 class IntaglioTarget:
