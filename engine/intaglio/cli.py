@@ -21,6 +21,7 @@ from intaglio.errors import (
 )
 from intaglio.intake.request import Prompt, SamplingParams, TokenEvent
 from intaglio.quality import command as quality
+from intaglio.serve import command as serving
 
 EXIT_OK = 0
 EXIT_INPUT = 2
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling(generate)
     generate.set_defaults(func=_generate)
     quality.register(commands)
+    serving.register(commands)
     roofline_command.register(commands)
     return parser
 

@@ -50,6 +50,9 @@ def factory(fake: ModuleType, gate: Gate | None = None) -> Callable[[EngineConfi
     """An engine factory for Service: engines on a HashRunner, with what a server needs of a tokenizer."""
 
     class Codec(fake.ByteCodec):  # type: ignore[name-defined, misc]
+        def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+            return list(super().encode(text))
+
         def token_bytes(self, token_id: int) -> bytes:
             return b"" if token_id == fake.EOS else bytes([token_id])
 

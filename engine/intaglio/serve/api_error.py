@@ -18,6 +18,7 @@ _STATUS: dict[type[IntaglioError], int] = {
     errors.ContextMismatchError: 409,
     errors.ContextDamagedError: 409,
     errors.DuplicateRequestError: 409,
+    errors.QueueFullError: 429,
 }
 _TYPES = {
     401: "authentication_error",

@@ -47,6 +47,11 @@ class EngineDriver:
         return self._failure
 
     @property
+    def stopping(self) -> bool:
+        """Whether it was asked to end."""
+        return self._stopping
+
+    @property
     def stalled_s(self) -> float:
         """How long the running step has taken so far; 0 between steps."""
         began = self._step_began

@@ -69,7 +69,7 @@ def validate(value: dict[str, Any], model: type[Body]) -> Body:
             400,
             f"{path[:100]} is not supported here; leave it out",
             code="unsupported_parameter",
-            param=path[:100],
+            param=name[:100],
         )
     field = model.model_fields.get(name)
     hint = f"; give {field.description}" if field is not None and field.description else ""

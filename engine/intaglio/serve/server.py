@@ -51,14 +51,17 @@ class Server:
     """Serves until told to stop. The first SIGTERM or SIGINT (or `stop`) drains, a second one ends at once."""
 
     def __init__(self, service: Service, bound: socket.socket, *, follow: Path | None = None) -> None:
-        """follow: a file whose configuration is served, also when it changes."""
+        """follow: a file whose configuration is served, also when it changes.
+
+        `drained` tells at the end whether every request in flight got to finish.
+        """
         self.service = service
         self._follower = None if follow is None else Follower(service, follow)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         self._socket = bound
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._drained = True
+        self.drained = True
         self._http = _Uvicorn(_configure(service), self.stop)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> bool:
@@ -68,7 +71,7 @@ class Server:
         finally:
             self._socket.close()
             self.service.close()
-        return self._drained
+        return self.drained
 
     def stop(self) -> None:
         """Drain and end; called once more, end now. From any thread or signal handler."""
@@ -101,13 +104,13 @@ class Server:
             return
         self._http.should_exit = self._http.force_exit = True
         self._draining.cancel()
-        self._drained = False
+        self.drained = False
 
     async def _drain(self) -> None:
         limit = self.service.limits.drain_timeout_s
         _log.info("draining: no new requests, up to %g s for those in flight", limit)
-        self._drained = await self.service.drain()
-        if not self._drained:
+        self.drained = await self.service.drain()
+        if not self.drained:
             _log.warning("the drain limit is over; what is left is ended")
             # Ends the engine's side of what is left, so that its clients get a typed error instead of silence.
             await asyncio.to_thread(self.service.close)
