@@ -1,4 +1,4 @@
-"""What computes a step's logits: torch's operators, or the native kernels. A worker holds one and knows no more."""
+"""What computes a step's logits: torch's operators, native or Triton kernels. A worker knows no more of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from intaglio.compute import selftest
 from intaglio.compute.batch import build_batch
 from intaglio.compute.decoder import Decoder
+from intaglio.compute.gpu import backend as gpu
+from intaglio.compute.gpu import status as gpu_status
 from intaglio.compute.graph import EagerGraph
 from intaglio.compute.layers import RopeTable
 from intaglio.compute.native import backend as native
@@ -101,9 +103,11 @@ def load_backend(
     Invariant mode on a CPU wants the native kernels; where they cannot be had it takes torch's operators in row
     tiles, which must pass their own self-test or NumericsError is raised. Mode auto takes torch's operators in fast
     mode there. A quantised weight format is the native kernels' alone: ConfigError where they cannot be had.
+    CUDA wants the Triton kernels, in either mode, and falls back to torch's operators too.
     """
     reason = "the native kernels compute on device=cpu" if mode == "auto" else ""
-    if mode != "fast" and device.type == "cpu":
+    on_gpu = gpu_status.wanted(device)
+    if mode != "fast" and device.type == "cpu" and not on_gpu:
         loaded, reason = native.load(folder, spec, dtype, kv_dtype, threads, weight_format)
         if loaded is not None:
             return loaded, ""
@@ -112,4 +116,10 @@ def load_backend(
         raise ConfigError(
             f"weights.format={weight_format} needs the native kernels: {why}", field="weights.format"
         )
-    return TorchBackend("fast" if mode == "auto" else mode, folder, spec, dtype, device), reason
+    settled = "fast" if mode == "auto" else mode
+    if on_gpu:
+        paged, why = gpu.load(settled, folder, spec, dtype, kv_dtype, device)
+        if paged is not None:
+            return paged, reason
+        reason = why
+    return TorchBackend(settled, folder, spec, dtype, device), reason
