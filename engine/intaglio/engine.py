@@ -9,19 +9,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from intaglio import loading
+from intaglio import assembly, loading
 from intaglio.config import EngineConfig, Scalar
+from intaglio.contexts import Capture, Contexts, Host
 from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
 from intaglio.intake import admission, validation
-from intaglio.intake.planned_step import SchedulerLimits
 from intaglio.intake.request import Prompt, RequestOutput, SamplingParams, TokenEvent
-from intaglio.intake.reuse import PrefixReuse
 from intaglio.intake.scheduler import Scheduler
-from intaglio.intake.validation import RequestLimits
 from intaglio.output.stream import OutputHub
 from intaglio.output.token_stream import TokenStream
-from intaglio.state.block_pools import BlockPools
-from intaglio.state.prefix_cache import PrefixCache
+from intaglio.state.context_files import ContextFiles
 from intaglio.stepping import Stepper
 from intaglio.telemetry import Telemetry
 from intaglio.trace import StageSpan, Trace
@@ -45,13 +42,18 @@ class Engine:
         self._telemetry = Telemetry()
         self.trace = Trace(self._telemetry.counters, enabled=config.trace.enabled)
         try:
-            self._pools = self._make_pools()
-            self._limits = self._request_limits()
+            self._pools = assembly.make_pools(config, self._loaded)
+            self._traffic = assembly.make_traffic(config, self._pools, self._telemetry)
+            self._limits = assembly.request_limits(config, self._loaded.facts, self._pools)
         except BaseException:
             self._loaded.runner.close()
             raise
         self._scheduler = Scheduler(
-            self._scheduler_limits(), self._pools, self._telemetry, self._make_reuse()
+            assembly.scheduler_limits(config, self._loaded),
+            self._pools,
+            self._telemetry,
+            assembly.make_reuse(config, self._loaded, self._pools, self._telemetry),
+            self._traffic,
         )
         self._hub = OutputHub(self._loaded.codec, self._telemetry)
         self._lock = threading.RLock()  # guards all state; never held while a step computes
@@ -71,7 +73,9 @@ class Engine:
             deque()
         )  # requests whose stream was dropped unread; aborted at the next step
         self._closed = False
-        self._note_fallbacks()
+        self.contexts = self._make_contexts()
+        for fields in assembly.fallbacks(config, self._loaded):
+            self._telemetry.event("fallback", **fields)
 
     def __enter__(self) -> Engine:
         return self
@@ -92,14 +96,16 @@ class Engine:
         return_logits: bool = False,
         enqueued_ns: int | None = None,
         tenant: str = "",
+        context: str | None = None,
     ) -> str:
         """Admit a request and return its id. Raises a RequestError, and leaves nothing behind, if it is bad.
 
         enqueued_ns: when it was ready to be sent, if it waited before this call (time.perf_counter_ns).
         tenant: whose request it is; tenants share no cached state. It must come from an authenticated source.
+        context: id of a context of this tenant (see `contexts`): its tokens come before the prompt's.
         """
         enqueued = time.perf_counter_ns() if enqueued_ns is None else enqueued_ns
-        return self._admit(prompt, params, request_id, return_logits, enqueued, None, tenant)
+        return self._admit(prompt, params, request_id, return_logits, enqueued, None, tenant, context)
 
     def abort(self, request_id: str) -> bool:
         """End a request now, whatever it is doing. False if it is not live (it may just have ended)."""
@@ -136,7 +142,12 @@ class Engine:
             return self._hub.collect()
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        context: str | None = None,
     ) -> TokenStream:
         """Admit a request and iterate over its events, driving the engine. Closing the stream, or dropping it,
         aborts the request.
@@ -144,7 +155,7 @@ class Engine:
         The request is admitted (or refused) by this call, not by the first iteration.
         """
         queue: deque[TokenEvent] = deque()
-        request_id = self._admit(prompt, params, None, False, time.perf_counter_ns(), queue, tenant)
+        request_id = self._admit(prompt, params, None, False, time.perf_counter_ns(), queue, tenant, context)
         return TokenStream(request_id, queue, self._advance, self.abort, self._dropped.append)
 
     def generate(
@@ -155,6 +166,7 @@ class Engine:
         return_logits: bool = False,
         on_error: str = "return",
         tenant: str = "",
+        context: str | None = None,
     ) -> list[RequestOutput]:
         """Run prompts to their end, together, and return their outputs in order.
 
@@ -171,7 +183,7 @@ class Engine:
             for index, (prompt, own) in enumerate(pairs):
                 try:
                     now = time.perf_counter_ns()
-                    name = self._admit(prompt, own, None, return_logits, now, queue, tenant)
+                    name = self._admit(prompt, own, None, return_logits, now, queue, tenant, context)
                     pending[name] = index
                 except RequestError as error:
                     if on_error == "raise":
@@ -275,14 +287,19 @@ class Engine:
         enqueued_ns: int,
         queue: deque[TokenEvent] | None,
         tenant: str,
+        context: str | None = None,
+        capture: Capture | None = None,
     ) -> str:
         try:
             validation.check_options(return_logits, enqueued_ns, time.perf_counter_ns())
             validation.check_tenant(tenant)
-            ready = admission.prepare(prompt, params, self._loaded.codec, self._limits)
+            entry = None if context is None else self.contexts.resolve(context, tenant)
+            before = entry.record.tokens if entry else ()
+            ready = admission.prepare(prompt, params, self._loaded.codec, self._limits, before)
             with self._lock:
                 self._check_open()
                 self._scheduler.check_room()
+                self.contexts.check(entry)
                 name = self._claim_id(request_id)
                 self._hub.open(
                     name,
@@ -294,7 +311,7 @@ class Engine:
                 )
                 if queue is not None:
                     self._hub.subscribe(name, queue)
-                self._scheduler.add(
+                sequence = self._scheduler.add(
                     name,
                     ready.prompt,
                     ready.params,
@@ -302,6 +319,8 @@ class Engine:
                     want_logits=return_logits,
                     tenant=tenant,
                 )
+                sequence.capture = capture
+                self.contexts.use(sequence, entry)
                 self._telemetry.counters.add("requests_admitted")
                 if ready.lost:
                     self._telemetry.event("characters_lost", request_id=name, characters=ascii(ready.lost))
@@ -332,54 +351,30 @@ class Engine:
         if self._closed:
             raise IntaglioError("the engine is closed; make a new one")
 
-    # Parts of construction
+    # For the contexts
 
-    def _make_pools(self) -> BlockPools | None:
-        if not self._config.kv_cache.enabled:
-            return None
-        pools = BlockPools(loading.pool_groups(self._config, self._loaded.facts))
-        self._loaded.runner.configure_kv(pools.total)
-        return pools
+    def _admit_document(
+        self, tokens: list[int], tenant: str, capture: Capture, queue: deque[TokenEvent]
+    ) -> str:
+        params, now = SamplingParams(max_tokens=1, ignore_eos=True), time.perf_counter_ns()
+        return self._admit(tokens, params, None, False, now, queue, tenant, capture=capture)
 
-    def _make_reuse(self) -> PrefixReuse | None:
-        prefix = self._config.prefix_cache
-        if not prefix.enabled or self._pools is None:
-            return None
-        counters = self._telemetry.counters
-        cache = PrefixCache(
-            self._pools, counters, tenant_quota=prefix.tenant_quota_blocks, private=prefix.hide_timing
+    def _withdraw(self, request_id: str) -> None:
+        self.abort(request_id)
+        self._hub.discard(request_id)
+
+    def _make_contexts(self) -> Contexts:
+        config, loaded = self._config, self._loaded
+        host = Host(
+            prepare=lambda document: admission.prepare(
+                document, SamplingParams(max_tokens=1), loaded.codec, self._limits
+            ).prompt,
+            admit=self._admit_document,
+            advance=self._advance,
+            withdraw=self._withdraw,
+            identity=lambda: loading.cache_identity(config, loaded),
         )
-        return PrefixReuse(cache, loading.cache_identity(self._config, self._loaded), counters)
-
-    def _request_limits(self) -> RequestLimits:
-        pools, facts = self._pools, self._loaded.facts
-        return RequestLimits(
-            vocab_size=facts.vocab_size,
-            max_model_len=loading.max_model_len(self._config, facts),
-            capacity=pools.capacity_tokens if pools else self._config.scheduler.token_budget,
-            use_cache=pools is not None,
+        files = ContextFiles(loading.contexts_folder(config))
+        return Contexts(
+            config.context_cache, files, self._traffic, self._pools, self._telemetry, self._lock, host
         )
-
-    def _scheduler_limits(self) -> SchedulerLimits:
-        scheduler = self._config.scheduler
-        return SchedulerLimits(
-            token_budget=scheduler.token_budget,
-            max_running=scheduler.max_running,
-            prefill_chunk=scheduler.prefill_chunk,
-            vocab_size=self._loaded.facts.vocab_size,
-            eos_token_ids=frozenset(self._loaded.codec.eos_token_ids),
-            max_waiting=scheduler.max_waiting,
-        )
-
-    def _note_fallbacks(self) -> None:
-        wanted, real = self._config.threads.wait_policy, self._loaded.threads.wait_policy
-        if wanted != real:
-            self._telemetry.event("fallback", path="threads.wait_policy", wanted=wanted, effective=real)
-        facts = self._loaded.facts
-        if self._config.numerics.mode == "auto" and facts.numerics_mode == "fast":
-            fields = {"wanted": "invariant", "effective": "fast", "reason": facts.fallback}
-            self._telemetry.event("fallback", path="numerics.mode", **fields)
-        elif facts.fallback:
-            wanted = "triton" if self._config.device == "cuda" else "native"
-            fields = {"wanted": wanted, "effective": facts.kernel_path, "reason": facts.fallback}
-            self._telemetry.event("fallback", path="kernel_path", **fields)

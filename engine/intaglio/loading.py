@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,26 @@ def pool_groups(config: EngineConfig, facts: ModelFacts) -> list[PoolGroup]:
     return [PoolGroup(f"kv{i}", blocks, kv.block_tokens, size) for i, size in enumerate(sizes)]
 
 
+def host_slots(config: EngineConfig, groups: Sequence[PoolGroup]) -> int:
+    """Blocks of every group that the host tier holds; 0 where it is off. Raises ConfigError if it holds none."""
+    if not config.host_tier.enabled:
+        return 0
+    size = sum(group.block_bytes for group in groups)
+    slots = (config.host_tier.memory_mib << 20) // size
+    if slots < 1:
+        raise ConfigError(
+            f"host_tier.memory_mib={config.host_tier.memory_mib} holds no block of {size} bytes; raise it",
+            field="host_tier.memory_mib",
+        )
+    return slots
+
+
+def contexts_folder(config: EngineConfig) -> Path:
+    """Where contexts lie: context_cache.folder, else contexts/ in $COUNTERPROOF_STORE, else in ./store."""
+    named = config.context_cache.folder or Path(os.environ.get("COUNTERPROOF_STORE") or "store") / "contexts"
+    return Path(named).expanduser().resolve()
+
+
 def cache_identity(config: EngineConfig, loaded: Loaded) -> CacheIdentity:
     """What the contents of a KV block depend on besides its tokens and tenant."""
     digests, facts = loaded.fingerprint(), loaded.facts
@@ -132,7 +153,7 @@ def cache_identity(config: EngineConfig, loaded: Loaded) -> CacheIdentity:
         dtype=config.dtype,
         weights_format=config.weights.format,
         kv_format=facts.kv_format,
-        numerics=f"{config.numerics.mode}/{facts.kernel_path}",
+        numerics=f"{facts.numerics_mode or config.numerics.mode}/{facts.kernel_path}",
         parallel=layout,
         block_tokens=config.kv_cache.block_tokens,
     )

@@ -120,6 +120,7 @@ class Stepper:
     ) -> None:
         result = outcome if isinstance(outcome, StepResult) else StepResult(planned.plan.step, "", ())
         pools = self._scheduler.pools
+        moved_bytes = pools.block_bytes // len(pools.pools) if pools else 0
         rows = []
         for row in planned.plan.rows:
             committed, spent = work.get(row.request_id, (0, 0))
@@ -140,6 +141,8 @@ class Stepper:
                 kv_bytes=result.kv_bytes_written + result.kv_bytes_read,
                 flops=result.flops,
                 rows=tuple(rows),
+                move_ns=sum(took for phase, _, took in result.spans if phase == "move"),
+                movers=tuple((name, count * moved_bytes) for name, count in planned.movers.items()),
             )
         )
         for request_id in planned.sequences:

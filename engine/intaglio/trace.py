@@ -4,7 +4,7 @@ Recording appends one small tuple per step; spans are made when they are drained
 times of its spans, in order, cover the time from its enqueueing to its end without gap or overlap:
 
     input    queue (waiting for a step, also between steps), tokenize, schedule (planning the step)
-    state    allocate (taking KV blocks, inside planning)
+    state    allocate (taking KV blocks, inside planning), transfer (moving blocks to or from host memory or files)
     compute  prefill, decode (by the phase of the request), injected (the known delay of a control)
     output   sample, detokenize, stream (making and delivering events)
 """
@@ -54,7 +54,8 @@ class StepTrace:
     """One step's times on the monotonic clock, and what it did.
 
     start, planned, computed, delayed, done: step begun, plan ready, workers' answer there, injected delay
-    over, events stamped. allocate_ns lies inside planning, sample_ns at the end of computing.
+    over, events stamped. allocate_ns lies inside planning; of computing, move_ns is the beginning (moving blocks)
+    and sample_ns the end. movers: requests without a row whose blocks moved, and the bytes of each.
     """
 
     step: int
@@ -69,6 +70,8 @@ class StepTrace:
     kv_bytes: int
     flops: int
     rows: tuple[RowTrace, ...]
+    move_ns: int = 0
+    movers: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,8 @@ class Trace:
         shares = {
             "schedule": _split(s.planned - s.start - s.allocate_ns, tokens),
             "allocate": _split(s.allocate_ns, blocks if any(blocks) else tokens),
-            "compute": _split(s.computed - s.planned - s.sample_ns, tokens),
+            "transfer": _split(0 if s.movers else s.move_ns, tokens),
+            "compute": _split(s.computed - s.planned - s.sample_ns - s.move_ns, tokens),
             "sample": _split(s.sample_ns, emitting),
             "injected": _split(s.delayed - s.computed, tokens),
             "detokenize": detokenize,
@@ -189,13 +193,31 @@ class Trace:
             yield from self._queued(row.request_id, s.start)
             yield from self._row_spans(s, row, {name: share[index] for name, share in shares.items()})
             self._cursor[row.request_id] = s.done
+        yield from self._mover_spans(s)
+
+    def _mover_spans(self, s: StepTrace) -> Iterator[StageSpan]:
+        """For a request whose blocks move, the whole step is transfer; its part of it is the moving alone."""
+        sizes = [size for _, size in s.movers]
+        for (request_id, size), share in zip(s.movers, _split(s.move_ns, sizes)):
+            if request_id in self._cursor:
+                yield from self._queued(request_id, s.start)
+                wall = s.done - s.start
+                yield StageSpan(s.step, request_id, "state", "transfer", s.start, wall, share, bytes=size)
+                self._cursor[request_id] = s.done
 
     def _row_spans(self, s: StepTrace, row: RowTrace, share: dict[str, int]) -> Iterator[StageSpan]:
         detokenize = sum(other.detokenize_ns for other in s.rows)
         phases = (
             ("input", "schedule", s.planned - s.start - s.allocate_ns, 0, 0),
             ("state", "allocate", s.allocate_ns, 0, row.new_blocks * s.block_bytes),
-            ("compute", row.phase, s.computed - s.planned - s.sample_ns, row.tokens, share["kv_bytes"]),
+            ("state", "transfer", s.move_ns, 0, 0),
+            (
+                "compute",
+                row.phase,
+                s.computed - s.planned - s.sample_ns - s.move_ns,
+                row.tokens,
+                share["kv_bytes"],
+            ),
             ("output", "sample", s.sample_ns, row.committed, 0),
             ("compute", "injected", s.delayed - s.computed, 0, 0),
             ("output", "detokenize", detokenize, row.committed, 0),

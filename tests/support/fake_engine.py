@@ -87,7 +87,7 @@ class ByteCodec:
 
     eos_token_ids = (EOS,)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         try:
             return list(text.encode("utf-8"))
         except UnicodeEncodeError as error:

@@ -15,9 +15,9 @@ from intaglio.intake.validation import RequestLimits
 
 
 class Encoder(Protocol):
-    """Text to token ids. unencodable: the characters that `encode` has to leave out."""
+    """Text to token ids. add_bos: as in Tokenizer. unencodable: the characters that `encode` has to leave out."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]: ...
 
     def unencodable(self, text: str) -> str: ...
 
@@ -35,11 +35,19 @@ class Admissible:
 
 
 def prepare(
-    prompt: Prompt, params: SamplingParams | None, encoder: Encoder, limits: RequestLimits
+    prompt: Prompt,
+    params: SamplingParams | None,
+    encoder: Encoder,
+    limits: RequestLimits,
+    before: tuple[int, ...] = (),
 ) -> Admissible:
-    """Check everything that can be wrong with a request. Raises a RequestError naming the field and the fix."""
+    """Check everything that can be wrong with a request. Raises a RequestError naming the field and the fix.
+
+    before: a context's tokens, which the prompt continues (so that it gets no BOS token of its own).
+    """
     checked = validation.check_params(SamplingParams() if params is None else params, limits)
-    ids, tokenized = _prompt_ids(prompt, encoder, limits)
+    ids, tokenized = _prompt_ids(prompt, encoder, limits, add_bos=False if before else None)
+    ids = before + ids
     validation.check_fit(len(ids), checked.max_tokens, limits)
     # Drawn even for greedy requests, so that the output always names the seed it would repeat with.
     seed = secrets.randbits(63) if checked.seed is None else checked.seed
@@ -48,13 +56,13 @@ def prepare(
 
 
 def _prompt_ids(
-    prompt: Prompt, encoder: Encoder, limits: RequestLimits
+    prompt: Prompt, encoder: Encoder, limits: RequestLimits, *, add_bos: bool | None
 ) -> tuple[tuple[int, ...], tuple[int, int] | None]:
     if not isinstance(prompt, str):
         return validation.check_prompt_ids(prompt, limits), None
     validation.check_text(prompt, limits)
     began = time.perf_counter_ns()
-    ids = encoder.encode(prompt)
+    ids = encoder.encode(prompt, add_bos=add_bos)
     ended = time.perf_counter_ns()
     return validation.check_prompt_ids(ids, limits), (began, ended)
 

@@ -24,12 +24,16 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step on its way: the plan that crosses to the workers, and what stays here."""
+    """A step on its way: the plan that crosses to the workers, and what stays here.
+
+    movers: requests without a row whose blocks move in this step, and how many moves each has.
+    """
 
     plan: StepPlan
     sequences: dict[str, Sequence]
     new_blocks: dict[str, int] = field(default_factory=dict)
     allocate_ns: int = 0
+    movers: dict[str, int] = field(default_factory=dict)
 
 
 class Sink(Protocol):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from intaglio.intake.request import SamplingParams
 from intaglio.intake.step_plan import RowPlan, SampleSpec, TableDigest
 from intaglio.state.block_key import KeyChain
+
+if TYPE_CHECKING:
+    from intaglio.state.context_cache import ContextEntry
 
 # Per pool group, whole numbers. An array is replaced when it grows and never changed, so a plan may keep it.
 Tables = tuple["array[int]", ...]
@@ -37,6 +42,8 @@ class Sequence:
     lost           tokens whose KV was given up by a preemption and not yet found or computed again
     deferrals      steps for which its start was put off because another request computed what it needs
     chain          the keys of its full blocks, None without a prefix cache
+    context        the context whose tokens its prompt begins with, or None
+    capture        told when it ends, before its blocks are released
     """
 
     request_id: str
@@ -60,6 +67,8 @@ class Sequence:
     lost: int = 0
     deferrals: int = 0
     chain: KeyChain | None = None
+    context: ContextEntry | None = None
+    capture: Callable[[Sequence], None] | None = None
 
     @property
     def output_len(self) -> int:

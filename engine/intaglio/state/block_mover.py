@@ -201,7 +201,7 @@ def checksum(planes: Planes) -> int:
     """zlib.crc32 over the bytes of uint8 tensors in host memory, in order."""
     value = 0
     for plane in planes:
-        value = zlib.crc32(plane.numpy(), value)
+        value = zlib.crc32(_bytes(plane), value)
     return value
 
 
@@ -210,12 +210,17 @@ def _on_host(store: KVStore) -> bool:
 
 
 def _cut(buffer: torch.Tensor, planes: Planes) -> Planes:
-    return buffer.split([plane.numel() for plane in planes])
+    pieces: Planes = buffer.split([plane.numel() for plane in planes])
+    return pieces
+
+
+def _bytes(plane: torch.Tensor) -> memoryview:
+    return plane.numpy().data
 
 
 def _read_file(move: BlockMove, buffer: torch.Tensor) -> None:
     with Path(move.path).open("rb", buffering=0) as file:
-        got = os.preadv(file.fileno(), [buffer.numpy()], move.slot * buffer.nbytes)
+        got = os.preadv(file.fileno(), [_bytes(buffer)], move.slot * buffer.nbytes)
     if got != buffer.nbytes:
         raise WorkerError(f"the file ends after {got} of {buffer.nbytes} bytes")
 
@@ -224,7 +229,7 @@ def _write_file(move: BlockMove, planes: Planes) -> None:
     size = sum(plane.nbytes for plane in planes)
     target = os.open(move.path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        wrote = os.pwritev(target, [plane.numpy() for plane in planes], move.slot * size)
+        wrote = os.pwritev(target, [_bytes(plane) for plane in planes], move.slot * size)
     finally:
         os.close(target)
     if wrote != size:
