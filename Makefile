@@ -7,6 +7,7 @@ STAMP  := $(VENV)/.installed
 
 run: $(STAMP)
 	@$(BIN)/counterproof models fetch smollm2-135m
+	@$(BIN)/counterproof doctor --roofline
 	@$(BIN)/counterproof run kv_cache --packet
 
 test: lint

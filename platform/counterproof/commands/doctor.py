@@ -18,9 +18,11 @@ from counterproof.errors import EXIT_OK, EXIT_SETUP, CounterproofError
 from counterproof.plan import locate
 from counterproof.record import code_identity, environment, machine
 from counterproof.record.store import open_store
+from counterproof.run import roofline
+from counterproof.run.machine_lock import machine_lock
 from counterproof.run.targets import registry
 from counterproof.run.targets.protocol import TargetKind
-from intaglio.config import from_flat
+from intaglio.config import EngineConfig, from_flat
 
 OK, WARN, FAIL = "ok", "warning", "FAIL"
 MIN_FREE_BYTES = 2 << 30
@@ -42,16 +44,42 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
     doctor = subparsers.add_parser(
         "doctor", help="check clocks, threads, memory, disk, versions, and invariant numerics"
     )
+    doctor.add_argument(
+        "--roofline",
+        action="store_true",
+        help="measure memory bandwidth, matrix products, loopback and disk (about 15 s) and keep them in the store, "
+        "so that reports can place every arm against what the machine can do",
+    )
     doctor.set_defaults(func=_doctor)
 
 
-def _doctor(_args: argparse.Namespace) -> int:
+def _doctor(args: argparse.Namespace) -> int:
+    if args.roofline:
+        return _roofline()
     findings = [finding for check in CHECKS for finding in check()]
     print(console.table(("check", "status", "found"), [(f.check, f.status, f.detail) for f in findings]))
     for finding in findings:
         if finding.status != OK and finding.advice:
             console.note(f"{finding.check}: {finding.advice}")
     return EXIT_SETUP if any(finding.status == FAIL for finding in findings) else EXIT_OK
+
+
+def _roofline() -> int:
+    store = open_store()
+    with machine_lock(lambda: console.note("waiting for another measured run on this machine")):
+        found = roofline.measure(store, EngineConfig(), lambda what: console.note(f"measuring {what} ..."))
+    rates = found["rates"]
+    rows = [("memory, read", f"{rates['memory_bytes_s'] / 1e9:.1f} GB/s")]
+    rows += [(f"matrix products, {d}", f"{v / 1e9:.1f} GFLOP/s") for d, v in rates["flops_s"].items()]
+    rows += [
+        ("loopback", f"{rates['loopback_bytes_s'] / 1e9:.2f} GB/s"),
+        ("loopback, round trip", f"{rates['loopback_round_trip_us']:.1f} us"),
+        ("disk, write and sync", f"{rates['disk_write_bytes_s'] / 1e6:.0f} MB/s"),
+        ("disk, one synced append", f"{rates['disk_sync_ms']:.2f} ms"),
+    ]
+    print(console.table(("roof", "measured"), rows))
+    console.note(f"kept in {store.root / roofline.FILE}; every study registered from now on carries it")
+    return EXIT_OK
 
 
 def check_clocks() -> Iterator[Finding]:

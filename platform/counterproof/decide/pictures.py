@@ -7,7 +7,9 @@ from typing import Any
 
 from counterproof.decide import charts
 from counterproof.decide.charts import Curve, ForestRow
+from counterproof.decide.roofline_chart import roofline
 from counterproof.decide.words import metric_words
+from counterproof.measure.bottleneck import of_comparison as bottleneck_of
 from counterproof.measure.load import StudyData
 from counterproof.measure.metrics import run_samples
 
@@ -36,6 +38,7 @@ def draw(study: StudyData, comparison: Mapping[str, Any]) -> dict[str, Any]:
         "ecdf": [charts.ecdf(_curves(study, metric), metric_words(metric, "total")) for metric in latencies],
         "blocks": charts.block_ratios(effects, primary["metric"], primary["statistic"]),
         "waterfall": charts.waterfall(comparison["stages"]),
+        "roofline": roofline(bottleneck_of(comparison)),
         "memory": [
             charts.memory_timeline(comparison["memory"], "rss_bytes", "resident memory of the process"),
             charts.memory_timeline(comparison["memory"], "kv_bytes", "KV cache in use"),

@@ -15,6 +15,8 @@ from markupsafe import Markup
 
 from counterproof.decide import pictures, words
 from counterproof.decide.headline import headline
+from counterproof.measure.bottleneck import of_comparison as bottleneck_of
+from counterproof.measure.bottleneck import sentence
 from counterproof.measure.compare import primary_key
 from counterproof.measure.cost import RESOURCES, STAGES
 from counterproof.measure.load import StudyData, load_study
@@ -61,6 +63,7 @@ def render(study: StudyData, comparison: Mapping[str, Any], decision: Mapping[st
         "examples": _examples(study),
         "environment": _environment(study),
         "factor": _factor(study.plan),
+        "bottleneck": sentence(bottleneck_of(comparison)),
         "memory_price": _memory_price(comparison),
         "outlying": _outlying(study.plan, comparison),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from counterproof.measure.bottleneck import judge_bottleneck
 from counterproof.measure.cost import cost_matrix
 from counterproof.measure.divergence import diverge
 from counterproof.measure.equivalence import judge_equivalence
@@ -59,6 +60,7 @@ def compare(study: StudyData) -> dict[str, Any]:
         "stall_probability_bound": _stall_bound(len(study.complete_blocks)),
         "metrics": metrics,
         "stages": waterfall(study),
+        "bottleneck": judge_bottleneck(study),
         "cost": cost_matrix(study, candidate),
         "memory": memory_facts(*_two(study), plan),
         "validity": [check.as_dict() for check in checks],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from counterproof.errors import InputError, RefusedError
+from counterproof.measure.bottleneck import KINDS as KINDS_OF_BOTTLENECK
 from counterproof.measure.metrics import METRICS, QUANTILES
 from counterproof.measure.percentile import PERCENTILES, floor_count
 from counterproof.plan.load_checks import load_faults
@@ -56,6 +57,12 @@ def _study(config: ExperimentConfig, exploratory: bool) -> Iterator[str]:
         yield "study.slowed_delay_us must be at least 1: it is the effect that the set-up must be able to see"
     if study.equivalence_requests < 0:
         yield "study.equivalence_requests must not be negative"
+    attacks = None if config.factor is None else config.factor.attacks
+    if attacks not in (None, *KINDS_OF_BOTTLENECK) and (attacks or not exploratory):
+        yield (
+            f"factor.attacks is '{attacks}', but a plan says which bottleneck its change attacks: "
+            f"{', '.join(KINDS_OF_BOTTLENECK)}"
+        )
     lossless = config.factor is not None and config.factor.lossless
     if lossless and study.equivalence_requests == 0 and not exploratory:
         yield (

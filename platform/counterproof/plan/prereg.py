@@ -84,8 +84,10 @@ def build(
     *,
     exploratory: bool,
     candidates_tried: int,
+    roofline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of plan.json. `workload_facts`: hashes of the sealed workloads and of their files."""
+    """The content of plan.json. `workload_facts`: hashes of the sealed workloads and of their files; `roofline`:
+    what this machine was measured to be able to do."""
     config = arms.baseline.config
     checks.check(config, exploratory=exploratory)
     names = list(arms.compositions)
@@ -115,6 +117,7 @@ def build(
         "slowed_delay_us": config.study.slowed_delay_us,
         "aa_band": config.study.aa_band,
         "candidates_tried": candidates_tried,
+        "roofline": roofline,
         "code": code.as_dict(),
         "environment": environment.common_identity(code.as_dict(), planner.model_identity()),
         "rule": RULE,
@@ -152,6 +155,7 @@ def _factor(arms: Arms) -> dict[str, Any] | None:
         "candidate": own.candidate if own else factor.candidate,
         "lossless": factor.lossless,
         "bottleneck": factor.bottleneck,
+        "attacks": factor.attacks or None,
         "bundle": list(factor.bundle),
         "moves": {
             "effective": effective_exceptions(factor, diff),

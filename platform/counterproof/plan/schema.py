@@ -41,6 +41,8 @@ class FactorConfig:
                 exactly the leaves that its two options set differently
     lossless    whether outputs must stay the same
     bottleneck  the arithmetic that says why the change should help
+    attacks     which bottleneck of the baseline it attacks: memory_capacity, memory_traffic, arithmetic,
+                interconnect or scheduling; the report says whether that was the real one
     """
 
     path: str = MISSING
@@ -49,6 +51,7 @@ class FactorConfig:
     candidate: Any = MISSING
     lossless: bool = MISSING
     bottleneck: str = MISSING
+    attacks: str = ""
     bundle: list[str] = field(default_factory=list)
     moves: MovesConfig = field(default_factory=MovesConfig)
 

@@ -15,6 +15,7 @@ from counterproof.plan import checks, locate, prereg
 from counterproof.record import atomic, canonical, code_identity
 from counterproof.record.journal import Journal
 from counterproof.record.store import Store, StudyPaths
+from counterproof.run import roofline
 from counterproof.run.targets import registry
 from counterproof.workload import build, sealed
 
@@ -61,6 +62,7 @@ def register(store: Store, request: StudyRequest) -> StudyPaths:
             code,
             exploratory=request.exploratory,
             candidates_tried=1 + _tried(store, request.experiment),
+            roofline=roofline.known(store),
         )
         digest = atomic.write_json(draft.plan, plan)
         Journal(draft.journal).append(
