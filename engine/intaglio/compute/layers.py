@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import torch
 
@@ -29,11 +30,46 @@ class Linear:
     in_features: int
     out_features: int
 
+    def run(self, start: int, stop: int) -> torch.Tensor:
+        """See LinearRows; only of Layout.ROWS."""
+        return self.weight[start:stop]
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W by number, [len(ids), in]: the embedding of a head that is tied to it."""
         if self.layout is Layout.COLUMNS:
             return self.weight.index_select(1, ids).t().contiguous()
         return self.weight.index_select(0, ids)
+
+
+class LinearRows(Protocol):
+    """A linear's [out, in] weight that is read a few rows at a time, each time into memory of its own."""
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+    def run(self, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """A decoder layer as LayerWeights has it, whose linears are read in runs of rows."""
+
+    input_norm: torch.Tensor
+    qkv: LinearRows
+    qk_norm: torch.Tensor | None
+    out: LinearRows
+    post_norm: torch.Tensor
+    gate_up: LinearRows
+    down: LinearRows
+    window: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from intaglio.compute.layers import LayerWeights, Layout, Linear, ModelWeights
+from intaglio.compute.layers import LayerRows, LayerWeights, Layout, Linear, ModelWeights
 from intaglio.compute.packing import pack
 from intaglio.compute.spec import ModelSpec
+from intaglio.compute.stack import Stack, drop_read
 from intaglio.errors import ModelError
 from intaglio.models.catalogue import weight_files
 
 # What a cast to the model's dtype keeps the meaning of. Integers and 8-bit floats carry scales of their own.
 STORED_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+_COPY_ROWS = 4096
 
 
 def load_weights(
@@ -64,16 +67,30 @@ class WeightSource:
         for index in range(self._spec.layers):
             yield self._loader.layer(index)
 
+    def check(self) -> None:
+        """Raise ModelError (see load_weights) before memory is asked for that config.json may have made up."""
+        probe = _Loader(self._reader, self._spec, self._dtype, torch.device("cpu"), Layout.ROWS)
+        with self._reader.opened():
+            probe.stack([self._head_name()], [self._spec.vocab], self._spec.hidden, None)
+            for index in range(self._spec.layers):
+                probe.layer_rows(index)
+
+    def layer_rows(self) -> Iterator[LayerRows]:
+        """The layers in order, their linears read in runs of rows. A layer is void when the next one is asked for.
+
+        Raises ModelError (see load_weights).
+        """
+        for index in range(self._spec.layers):
+            with self._reader.opened():
+                yield self._loader.layer_rows(index)
+
     def head_rows(self, step: int) -> Iterator[torch.Tensor]:
         """The head's [vocab, hidden] rows, `step` at a time, never more of them in memory."""
-        spec, name = self._spec, self._head_name()
-        for start in range(0, spec.vocab, step):
-            with self._reader.opened():
-                # A view of the mapped file: only the pages of these rows become resident.
-                rows = self._reader.tensor(name, (spec.vocab, spec.hidden))[start : start + step]
-                part = rows.to(self._dtype, copy=True)
-            self._loader.parameters += part.numel()
-            yield part
+        spec = self._spec
+        with self._reader.opened():
+            head = self._loader.stack([self._head_name()], [spec.vocab], spec.hidden, None)
+            for start in range(0, spec.vocab, step):
+                yield head.run(start, min(start + step, spec.vocab))
 
     def embedding(self) -> torch.Tensor | None:
         """The embedding, None where the head serves as one."""
@@ -199,7 +216,10 @@ class _Loader:
     def dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         source = self._reader.tensor(name, shape)
         target = torch.empty(shape, dtype=self._dtype, device=self._device)
-        target.copy_(source)
+        for start in range(0, shape[0], _COPY_ROWS):
+            part = source[start : start + _COPY_ROWS]
+            target[start : start + _COPY_ROWS].copy_(part)
+            drop_read(part)
         self._count(target)
         return target
 
@@ -223,14 +243,39 @@ class _Loader:
             weight = pack(weight)
         return Linear(weight, self._bias(biases, outs), self.layout, inputs, total)
 
+    def stack(
+        self, names: Sequence[str], outs: Sequence[int], inputs: int, biases: Sequence[str] | None
+    ) -> Stack:
+        """The same as `linear`, read as it is needed. It must not outlive `opened()`."""
+        sources = tuple(
+            self._reader.tensor(name, (out, inputs)) for name, out in zip(names, outs, strict=True)
+        )
+        self.parameters += sum(outs) * inputs
+        return Stack(sources, self._dtype, self._bias(biases, outs))
+
+    def layer_rows(self, index: int) -> LayerRows:
+        """One layer whose linears are stacks."""
+        spec, prefix = self._spec, f"model.layers.{index}."
+        attn, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        return LayerRows(
+            input_norm=self.norm(f"{prefix}input_layernorm.weight", spec.hidden),
+            qkv=self.stack(*self._projection(attn, ("q_proj", "k_proj", "v_proj"), spec.hidden)),
+            qk_norm=self._qk_norm(attn),
+            out=self.stack(*self._projection(attn, ("o_proj",), spec.q_width)),
+            post_norm=self.norm(f"{prefix}post_attention_layernorm.weight", spec.hidden),
+            gate_up=self.stack(*self._projection(mlp, ("gate_proj", "up_proj"), spec.hidden)),
+            down=self.stack(*self._projection(mlp, ("down_proj",), spec.intermediate)),
+            window=spec.windows[index],
+        )
+
     def layer(self, index: int) -> LayerWeights:
         spec, prefix = self._spec, f"model.layers.{index}."
         with self._reader.opened():
             attn, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-            qkv = self._projection(attn, ("q_proj", "k_proj", "v_proj"), spec.hidden)
-            out = self._projection(attn, ("o_proj",), spec.q_width)
-            gate_up = self._projection(mlp, ("gate_proj", "up_proj"), spec.hidden)
-            down = self._projection(mlp, ("down_proj",), spec.intermediate)
+            qkv = self.linear(*self._projection(attn, ("q_proj", "k_proj", "v_proj"), spec.hidden))
+            out = self.linear(*self._projection(attn, ("o_proj",), spec.q_width))
+            gate_up = self.linear(*self._projection(mlp, ("gate_proj", "up_proj"), spec.hidden))
+            down = self.linear(*self._projection(mlp, ("down_proj",), spec.intermediate))
             return LayerWeights(
                 input_norm=self.norm(f"{prefix}input_layernorm.weight", spec.hidden),
                 qkv=qkv,
@@ -242,7 +287,10 @@ class _Loader:
                 window=spec.windows[index],
             )
 
-    def _projection(self, prefix: str, parts: Sequence[str], inputs: int) -> Linear:
+    def _projection(
+        self, prefix: str, parts: Sequence[str], inputs: int
+    ) -> tuple[list[str], list[int], int, list[str]]:
+        """Names, widths, inputs and biases of projections, as `linear` and `stack` take them."""
         spec = self._spec
         widths = {
             "q_proj": spec.q_width,
@@ -255,7 +303,7 @@ class _Loader:
         }
         names = [f"{prefix}{part}.weight" for part in parts]
         biases = [f"{prefix}{part}.bias" for part in parts]
-        return self.linear(names, [widths[part] for part in parts], inputs, biases)
+        return names, [widths[part] for part in parts], inputs, biases
 
     def _bias(self, names: Sequence[str] | None, outs: Sequence[int]) -> torch.Tensor | None:
         present = [name for name in names or () if self._reader.has(name)]

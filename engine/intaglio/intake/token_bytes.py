@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import codecs
 import re
+from array import array
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from intaglio.errors import ModelError
 
+_MOST_TOKENS = 1 << 24
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -38,15 +41,19 @@ class TokenBytes:
         self._byte_fallback = "ByteFallback" in kinds
         self.strips_space = any(_strips(step) for step in decoders)
         self._alphabet = byte_alphabet() if self._byte_level else {}
-        self._tokens: dict[int, str] = {index: token for token, index in vocab.items()}
-        self._tokens.update({index: row["content"] for index, row in added.items()})
+        tokens: dict[int, str] = {index: token for token, index in vocab.items()}
+        tokens.update({index: row["content"] for index, row in added.items()})
+        # One piece instead of a string each: those that survived would keep all memory of the parsed file.
+        encoded = [tokens.get(index, "").encode("utf-8", "surrogatepass") for index in range(_end(tokens))]
+        self._text, self._ends = b"".join(encoded), array("q", accumulate(map(len, encoded)))
+        self._characters = frozenset(token for token in tokens.values() if len(token) == 1)
         self._added = frozenset(added)
         self.special_ids = frozenset(index for index, row in added.items() if row.get("special"))
         self._known: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         """One more than the highest token id."""
-        return max(self._tokens, default=-1) + 1
+        return len(self._ends)
 
     def of(self, token_id: int) -> bytes:
         """The token's bytes (of a special token: its text). A gap in the vocabulary has none."""
@@ -59,13 +66,15 @@ class TokenBytes:
         """The bytes no token stands for: a byte-level vocabulary trained on a restricted alphabet loses them."""
         if not self._byte_level:
             return frozenset()
-        known = set(self._tokens.values())
-        return frozenset(byte for character, byte in self._alphabet.items() if character not in known)
+        return frozenset(
+            byte for character, byte in self._alphabet.items() if character not in self._characters
+        )
 
     def _compute(self, token_id: int) -> bytes:
-        token = self._tokens.get(token_id)
-        if token is None:
+        if not 0 <= token_id < len(self._ends):
             return b""
+        start = self._ends[token_id - 1] if token_id else 0
+        token = self._text[start : self._ends[token_id]].decode("utf-8", "surrogatepass")
         if self._byte_level:
             if all(character in self._alphabet for character in token):
                 return bytes(self._alphabet[character] for character in token)
@@ -75,6 +84,14 @@ class TokenBytes:
         if self._byte_fallback and (match := _BYTE_FALLBACK.fullmatch(token)):
             return bytes([int(match.group(1), 16)])
         return token.replace(self._space, " ").encode("utf-8")
+
+
+def _end(tokens: Mapping[int, str]) -> int:
+    """One more than the highest id. Raises ModelError for one that no vocabulary reaches."""
+    end = max(tokens, default=-1) + 1
+    if end > _MOST_TOKENS:
+        raise ModelError(f"tokenizer.json names token id {end - 1}; fetch the model again", field="model")
+    return end
 
 
 class TextStream:

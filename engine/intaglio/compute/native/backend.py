@@ -14,6 +14,7 @@ from intaglio.compute.native.decoder import NativeDecoder
 from intaglio.compute.native.formats import FORMATS
 from intaglio.compute.native.library import FORMAT_OF, Context
 from intaglio.compute.native.model import NativeModel
+from intaglio.compute.resident import drop_code
 from intaglio.compute.spec import ModelSpec
 from intaglio.compute.weights import Layouts, WeightSource
 from intaglio.intake.step_plan import RowPlan, SampleSpec
@@ -24,7 +25,9 @@ from intaglio.state.kv_store import KVStore
 _PROOF_LAYERS = 2
 _PROOF_TOKENS = 40
 # Rows of the head that are in memory at once while it is packed: whole panels.
-_HEAD_ROWS = 64 * 64
+_HEAD_ROWS = 8 * 64
+# Bytes of one layer's keys and values from which large pages are worth what they waste.
+_HUGE_LAYER_BYTES = 32 << 20
 # MAX_HEAD_BYTES of src/tile.h in fp32.
 MAX_HEAD_DIM = 512
 
@@ -57,7 +60,10 @@ class NativeBackend:
         return Choice(token=token, logprob=best - total, margin=best - second)
 
     def adopt(self, store: KVStore) -> None:
-        """Ask for large pages before the store is first touched: decoding walks all of a row's tokens."""
+        """Ask for large pages before the store is first touched: decoding walks all of a row's tokens. A small
+        store goes without, for each of its layers would hold whole large pages for a few tokens."""
+        if store.data.stride(0) * store.data.itemsize < _HUGE_LAYER_BYTES:
+            return
         self._decoder.context.library.calls.ig_advise_huge(store.data.data_ptr(), store.data.nbytes)
 
     def close(self) -> None:
@@ -76,10 +82,12 @@ def load(
     if state.library is None:
         return None, state.reason
     context = Context(state.library, state.isa, threads)
+    drop_code()  # what importing and proving touched is not what running needs
     decoder = NativeDecoder(spec, load_model(context, folder, spec, dtype, weight_format), context, kv_dtype)
     if not _proven(decoder):
         context.close()
         return None, f"{state.path} changed bits with the chunk on this model"
+    drop_code()
     held = "" if weight_format == "auto" else f"/{weight_format}"
     return NativeBackend(decoder, f"invariant/cpu/{state.path}{held}"), ""
 
@@ -94,8 +102,9 @@ def load_model(
     auto = weight_format == "auto"
     source_dtype = dtype if auto else torch.float32
     source = WeightSource(folder, spec, source_dtype, torch.device("cpu"), Layouts(Layout.ROWS, Layout.ROWS))
+    source.check()
     model = NativeModel(context.library, spec, FORMAT_OF[dtype] if auto else FORMATS[weight_format], dtype)
-    for index, layer in enumerate(source.layers()):
+    for index, layer in enumerate(source.layer_rows()):
         model.add_layer(index, layer)
         context.library.calls.ig_trim()
     model.finish(source.final_norm(), source.head_rows(_HEAD_ROWS), source.embedding())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from intaglio.compute.layers import LayerWeights, Linear
+from intaglio.compute.layers import LayerRows, LayerWeights, LinearRows
 from intaglio.compute.native import formats
 from intaglio.compute.native.library import FORMAT_OF, Library, pack_linear, packed_bytes
 from intaglio.compute.native.structs import IgLayer, IgLinear, IgModel
@@ -16,6 +16,8 @@ from intaglio.compute.spec import ModelSpec
 _PAGE = 2 * 1024 * 1024
 _LINE = 64
 PANEL = 64
+# Elements of a linear that are in memory at once beside its panels while it is packed.
+_RUN_ELEMENTS = 1 << 18
 
 
 class Arena:
@@ -52,7 +54,7 @@ class NativeModel:
         self.nbytes = 0
         self.struct = IgModel()
 
-    def add_layer(self, index: int, weights: LayerWeights) -> None:
+    def add_layer(self, index: int, weights: LayerWeights | LayerRows) -> None:
         """Pack one layer; its tensors may be dropped afterwards."""
         layer = self._layers[index]
         layer.input_norm = self._dense(weights.input_norm)
@@ -60,7 +62,7 @@ class NativeModel:
         layer.qk_norm = None if weights.qk_norm is None else self._dense(weights.qk_norm)
         layer.qkv = self._linear(weights.qkv)
         layer.out = self._linear(weights.out)
-        layer.gate_up = self._gate_up(weights.gate_up)
+        layer.gate_up = self._linear(weights.gate_up, parts=2)
         layer.down = self._linear(weights.down)
         layer.window = weights.window or 0
 
@@ -92,6 +94,7 @@ class NativeModel:
             part = pack_parts(self._library, packed, [rows], [range(start // PANEL, n, 1)], form)
             scales.extend([] if part is None else [part])
             start += rows.shape[0]
+            self._library.calls.ig_trim()
         self.parameters += n * k
         self.nbytes += nbytes
         held = self._keep(torch.cat(scales)) if scales else None
@@ -107,24 +110,24 @@ class NativeModel:
         self.nbytes += tensor.nbytes
         return tensor.data_ptr()
 
-    def _linear(self, linear: Linear) -> IgLinear:
-        return self._packed(linear, [linear.weight], [range(0, linear.weight.shape[0], 1)])
-
-    def _gate_up(self, linear: Linear) -> IgLinear:
-        """Gate and up panels in turn, so that one chunk of work holds both and multiplies them at once."""
-        n = linear.weight.shape[0]
-        parts = [linear.weight[: n // 2], linear.weight[n // 2 :]]
-        return self._packed(linear, parts, [range(0, n, 2), range(1, n, 2)])
-
-    def _packed(self, linear: Linear, parts: list[torch.Tensor], panels: list[range]) -> IgLinear:
-        (n, k), form = linear.weight.shape, self._format
-        nbytes = len(parts) * packed_bytes(self._library, n // len(parts), k, form)
-        packed = self._arena.take(nbytes)
-        scales = pack_parts(self._library, packed, parts, panels, form)
+    def _linear(self, linear: LinearRows, parts: int = 1) -> IgLinear:
+        """Pack a linear, run by run of whole panels. With two parts (gate and up) their panels take turns, so that
+        one chunk of work holds both and multiplies them at once."""
+        n, k, form = linear.out_features, linear.in_features, self._format
+        each = n // parts
+        nbytes = parts * packed_bytes(self._library, each, k, form)
+        packed, scales = self._arena.take(nbytes), []
+        step = max(1, _RUN_ELEMENTS // (k * PANEL)) * PANEL
+        for part in range(parts):
+            for start in range(0, each, step):
+                rows = linear.run(part * each + start, part * each + min(start + step, each))
+                panels = range(start // PANEL * parts + part, n, parts)
+                own = pack_parts(self._library, packed, [rows], [panels], form)
+                scales.extend([] if own is None else [own])
         self.parameters += n * k
         self.nbytes += nbytes
         bias = None if linear.bias is None else self._dense(linear.bias)
-        held = None if scales is None else self._keep(scales)
+        held = self._keep(torch.cat(scales)) if scales else None
         return IgLinear(packed.data_ptr(), held, bias, n, k, form)
 
 
