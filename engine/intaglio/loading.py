@@ -89,7 +89,9 @@ def load(config: EngineConfig) -> Loaded:
     folder: Path = catalogue.resolve(config.model)
     in_force = threads.apply(config.threads)
     from intaglio.cluster.runner import Runner
+    from intaglio.compute.resident import drop_code
 
+    drop_code()  # before the model comes: importing touches far more of the libraries than computing
     tokenizer = Tokenizer(folder)
     runner = Runner(replace(config, threads=replace(config.threads, count=in_force.count)), folder)
     facts = ModelFacts.read(runner.describe())
