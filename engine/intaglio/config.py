@@ -13,7 +13,47 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from intaglio.config_groups import (
+    ContextCacheConfig,
+    GraphConfig,
+    HostTierConfig,
+    InjectConfig,
+    KVCacheConfig,
+    NumericsConfig,
+    ParallelConfig,
+    PrefixCacheConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    SwitchConfig,
+    ThreadsConfig,
+    TraceConfig,
+    WeightsConfig,
+)
 from intaglio.errors import ConfigError
+
+__all__ = [
+    "ContextCacheConfig",
+    "EngineConfig",
+    "GraphConfig",
+    "HostTierConfig",
+    "InjectConfig",
+    "KVCacheConfig",
+    "NumericsConfig",
+    "ParallelConfig",
+    "PrefixCacheConfig",
+    "Scalar",
+    "SchedulerConfig",
+    "SpeculationConfig",
+    "SwitchConfig",
+    "ThreadsConfig",
+    "TraceConfig",
+    "WeightsConfig",
+    "check_type",
+    "field_types",
+    "flatten",
+    "from_flat",
+    "parse_overrides",
+]
 
 Scalar = bool | int | float | str | None
 
@@ -26,130 +66,6 @@ KV_FORMATS = ("auto", "fp32", "bf16", "fp8", "int8", "int4")
 QUANTISED_KV_FORMATS = ("fp8", "int8", "int4")
 WEIGHT_FORMATS = ("auto", "int8", "q8_0", "q4_1")
 WAIT_POLICIES = ("active", "passive")
-
-
-@dataclass(frozen=True)
-class NumericsConfig:
-    """`mode`: fast (library kernels), invariant (bitwise independent of batch, chunking and cache), or auto:
-    invariant where the native kernels can be had and pass their self-test, else fast, as a counted event."""
-
-    mode: str = "auto"
-
-
-@dataclass(frozen=True)
-class WeightsConfig:
-    """`format`: auto (that of `dtype`), int8 (a scale per output), or GGUF's blocks q8_0 and q4_1; weights only."""
-
-    format: str = "auto"
-
-
-@dataclass(frozen=True)
-class KVCacheConfig:
-    """Paged KV cache. `blocks` null: as many as `memory_mib` holds, at most what `max_running` can use.
-
-    `format`: auto (that of `dtype`), fp32, bf16, or quantised with parameters per token and head: fp8 (e4m3), int8,
-    int4.
-    """
-
-    enabled: bool = True
-    block_tokens: int = 16
-    format: str = "auto"
-    blocks: int | None = None
-    memory_mib: int = 2048
-
-
-@dataclass(frozen=True)
-class SwitchConfig:
-    """A mechanism that is either on or off."""
-
-    enabled: bool = False
-
-
-@dataclass(frozen=True)
-class ContextCacheConfig:
-    """Documents whose KV is computed once and kept on disk, for requests that name them by id.
-
-    `folder` null: contexts/ in the store. `ttl_s`: how long one lives unless it asks for less or more.
-    `quota_mib`: most bytes of one tenant's documents.
-    """
-
-    enabled: bool = False
-    folder: str | None = None
-    ttl_s: int = 86_400
-    quota_mib: int = 4096
-
-
-@dataclass(frozen=True)
-class HostTierConfig:
-    """Host memory for the KV of preempted requests: they are swapped out and back instead of recomputed."""
-
-    enabled: bool = False
-    memory_mib: int = 1024
-
-
-@dataclass(frozen=True)
-class PrefixCacheConfig:
-    """Blocks of earlier requests are used again. `tenant_quota_blocks`: most blocks kept findable for one tenant
-    (null: no limit). `hide_timing`: no tenant's hits depend on another's traffic, as long as quotas leave room
-    for that (tenants never share blocks either way)."""
-
-    enabled: bool = False
-    hide_timing: bool = False
-    tenant_quota_blocks: int | None = None
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """`token_budget`: most tokens computed in one step. `prefill_chunk`: most prompt tokens of one request
-    in one step (null: the budget). `max_model_len` null: the model's own context. `max_waiting`: most requests
-    that wait for a slot before further ones are refused (null: no bound)."""
-
-    token_budget: int = 2048
-    max_running: int = 16
-    prefill_chunk: int | None = None
-    max_model_len: int | None = None
-    max_waiting: int | None = None
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    data: int = 1
-
-
-@dataclass(frozen=True)
-class SpeculationConfig:
-    method: str = "none"
-    length: int = 4
-    draft_model: str | None = None
-
-
-@dataclass(frozen=True)
-class GraphConfig:
-    mode: str = "eager"
-
-
-@dataclass(frozen=True)
-class ThreadsConfig:
-    """OpenMP threads (null: one per usable core) and how they wait; they take effect before torch loads."""
-
-    count: int | None = None
-    wait_policy: str = "passive"
-
-
-@dataclass(frozen=True)
-class TraceConfig:
-    enabled: bool = True
-
-
-@dataclass(frozen=True)
-class InjectConfig:
-    """A known delay in microseconds added to every engine step: the positive control of a study."""
-
-    step_delay_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,7 +96,7 @@ class EngineConfig:
         _check_choices(self)
         _check_ranges(self)
         _check_built(self)
-        _check_prefix_cache(self)
+        _check_caches(self)
         return self
 
 
@@ -380,13 +296,15 @@ def _check_ranges(config: EngineConfig) -> None:
         raise ConfigError("model is empty; give a folder, a catalogue name or a hub id", field="model")
 
 
-def _check_prefix_cache(config: EngineConfig) -> None:
+def _check_caches(config: EngineConfig) -> None:
+    """What keeps or moves blocks of the KV cache needs one."""
     prefix = config.prefix_cache
-    if prefix.enabled and not config.kv_cache.enabled:
-        raise ConfigError(
-            "prefix_cache.enabled=true keeps blocks of the KV cache; set kv_cache.enabled=true too",
-            field="prefix_cache.enabled",
-        )
+    for name in ("prefix_cache", "context_cache", "host_tier"):
+        if getattr(config, name).enabled and not config.kv_cache.enabled:
+            raise ConfigError(
+                f"{name}.enabled=true keeps blocks of the KV cache; set kv_cache.enabled=true too",
+                field=f"{name}.enabled",
+            )
     if prefix.enabled and prefix.hide_timing and prefix.tenant_quota_blocks is None:
         raise ConfigError(
             "prefix_cache.hide_timing=true needs prefix_cache.tenant_quota_blocks, each tenant's own share",
