@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from intaglio import __version__, roofline_command
+from intaglio import __version__, cache_commands, roofline_command
 from intaglio.config import EngineConfig, parse_overrides
 from intaglio.engine import Engine
 from intaglio.errors import (
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     quality.register(commands)
     serving.register(commands)
     roofline_command.register(commands)
+    cache_commands.register(commands)
     return parser
 
 

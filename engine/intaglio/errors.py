@@ -35,6 +35,12 @@ class NumericsError(IntaglioError):
     code = "numerics"
 
 
+class TraceError(IntaglioError):
+    """A recorded trace cannot be read, or is not what it has to be."""
+
+    code = "trace"
+
+
 class WorkerError(IntaglioError):
     """A worker broke its contract or died; the requests of the step are failed or replayed."""
 

@@ -26,6 +26,7 @@ from intaglio.errors import CapacityError, PromptTooLongError
 from intaglio.intake.request import SamplingParams, TokenEvent
 
 MAX_MODEL_LEN = 48
+SHARED = ([97] * 12, [97] * 4 + [98] * 8, [99, 100] * 3)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -33,6 +34,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     fake: ModuleType
     use_cache: bool
+    prefix: bool
 
     @initialize(
         blocks=st.integers(2, 9),
@@ -40,8 +42,19 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(1, 12),
         running=st.integers(1, 5),
         chunk=st.one_of(st.none(), st.integers(1, 7)),
+        quota=st.one_of(st.none(), st.integers(0, 4)),
+        hide=st.booleans(),
     )
-    def start(self, blocks: int, block_tokens: int, budget: int, running: int, chunk: int | None) -> None:
+    def start(
+        self,
+        blocks: int,
+        block_tokens: int,
+        budget: int,
+        running: int,
+        chunk: int | None,
+        quota: int | None,
+        hide: bool,
+    ) -> None:
         self.config = from_flat(
             {
                 "kv_cache.enabled": self.use_cache,
@@ -51,6 +64,9 @@ class EngineMachine(RuleBasedStateMachine):
                 "scheduler.max_running": running,
                 "scheduler.prefill_chunk": chunk,
                 "scheduler.max_model_len": MAX_MODEL_LEN,
+                "prefix_cache.enabled": self.prefix,
+                "prefix_cache.tenant_quota_blocks": quota,
+                "prefix_cache.hide_timing": hide and quota is not None,
             }
         )
         self.engine = self.fake.make_engine(self.config)
@@ -59,23 +75,32 @@ class EngineMachine(RuleBasedStateMachine):
         self.events: dict[str, list[TokenEvent]] = {}
         self.aborted: set[str] = set()
         self.refused = 0
+        self.tenants: dict[str, str] = {}
+        self.owner: dict[tuple[int, int, int], str] = {}
 
     @rule(
-        prompt=st.lists(st.integers(97, 104), min_size=1, max_size=14),
+        prompt=st.one_of(
+            st.lists(st.integers(97, 104), min_size=1, max_size=14),
+            st.tuples(st.sampled_from(SHARED), st.lists(st.integers(97, 98), max_size=3)).map(
+                lambda parts: [*parts[0], *parts[1]]
+            ),
+        ),
+        tenant=st.sampled_from(["", "a", "b"]),
         max_tokens=st.integers(1, 14),
         temperature=st.sampled_from([0.0, 1.0]),
         seed=st.integers(0, 3),
         stop=st.sampled_from([(), ("ab",), ("ca", "b"), ("é",)]),
         ignore_eos=st.booleans(),
     )
-    def add(self, prompt: list[int], **values: Any) -> None:
+    def add(self, prompt: list[int], tenant: str, **values: Any) -> None:
         params = SamplingParams(**values)
         if len(prompt) > self.capacity:
             with pytest.raises(CapacityError):
-                self.engine.add(prompt, params)
+                self.engine.add(prompt, params, tenant=tenant)
             self.refused += 1
             return
-        request_id = self.engine.add(prompt, params)
+        request_id = self.engine.add(prompt, params, tenant=tenant)
+        self.tenants[request_id] = tenant
         self.requests[request_id] = (prompt, params)
         self.events[request_id] = []
 
@@ -128,12 +153,14 @@ class EngineMachine(RuleBasedStateMachine):
         gauges, counters = self.engine.gauges(), self.engine.counters()
         assert gauges["running"] + gauges["waiting"] == len(self.engine._scheduler.live_ids())
         assert gauges["running"] <= self.config.scheduler.max_running
-        assert counters["blocks_allocated"] - counters["blocks_freed"] == gauges["kv_blocks_used"] * 2
+        held = gauges["kv_blocks_used"] + gauges["kv_blocks_cached"]
+        assert counters["blocks_allocated"] - counters["blocks_freed"] == held * 2
         assert counters["requests_admitted"] == len(self.requests)
         assert counters["requests_rejected"] == self.refused
         assert counters["tokens_computed"] == counters["prefill_tokens"] + counters["decode_tokens"]
         if self.use_cache:
             assert gauges["running"] <= self.config.scheduler.token_budget
+        self.check_tenants()
         for plan in self.engine.fake.plans[-4:]:
             assert sum(len(row.tokens) for row in plan.rows) <= self.config.scheduler.token_budget
 
@@ -151,7 +178,30 @@ class EngineMachine(RuleBasedStateMachine):
             self.check(request_id, prompt, params)
         gauges = self.engine.gauges()
         assert (gauges["running"], gauges["waiting"], gauges["kv_blocks_used"]) == (0, 0, 0)
+        reuse = self.engine._scheduler.reuse
+        if reuse is not None:
+            assert not reuse._promised
+            assert gauges["kv_blocks_cached"] == len(reuse.cache)
+            reuse.cache.clear()
+            assert (len(reuse.cache), reuse.cache._nodes, self.engine.gauges()["kv_blocks_cached"]) == (
+                0,
+                {},
+                0,
+            )
         self.engine.check_integrity()
+
+    def check_tenants(self) -> None:
+        """A block's contents belong to the tenant of the request it was handed out to, for ever."""
+        pools, reuse = self.engine._pools, self.engine._scheduler.reuse
+        for request_id in self.live():
+            sequence, tenant = self.engine._scheduler.get(request_id), self.tenants[request_id]
+            for group, table in enumerate(sequence.block_tables):
+                for block, generation in zip(table, sequence.generations[group], strict=True):
+                    assert pools.pools[group].generation(block) == generation
+                    assert self.owner.setdefault((group, block, generation), tenant) == tenant
+        quota = self.config.prefix_cache.tenant_quota_blocks
+        if reuse is not None and quota is not None:
+            assert all(reuse.cache.held(tenant) <= quota for tenant in ("", "a", "b"))
 
     def check(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         events = self.events[request_id]
@@ -178,9 +228,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.events[event.request_id].append(event)
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_outputs_never_depend_on_scheduling(fake: ModuleType, use_cache: bool) -> None:
-    machine = type("Machine", (EngineMachine,), {"fake": fake, "use_cache": use_cache})
+@pytest.mark.parametrize("mode", ["paged", "prefix", "uncached"])
+def test_outputs_never_depend_on_scheduling(fake: ModuleType, mode: str) -> None:
+    settings_of = {"fake": fake, "use_cache": mode != "uncached", "prefix": mode == "prefix"}
+    machine = type("Machine", (EngineMachine,), settings_of)
     run_state_machine_as_test(
         machine,
         settings=settings(
