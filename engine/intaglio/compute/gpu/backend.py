@@ -58,7 +58,11 @@ class TritonBackend:
         self, rows: Sequence[RowPlan], store: KVStore | None
     ) -> tuple[torch.Tensor, tuple[tuple[str, str], ...]]:
         """See Backend.run. Blocks are read where they lie, so nothing is ever gathered."""
-        return self._graph.run(self._decoder.batch(rows, store, self._rope, self._device)), ()
+        logits = self._graph.run(self._decoder.batch(rows, store, self._rope, self._device))
+        if self._device.type == "cuda":
+            # Else the time of the layers would be counted where somebody first looks at a result.
+            torch.cuda.current_stream(self._device).synchronize()
+        return logits, ()
 
     def choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
         """A token from one row of logits [vocab]; a plain greedy choice costs one transfer of four numbers."""
