@@ -51,6 +51,7 @@ def fault_of(row: RowPlan, answer: RowResult, vocab_size: int) -> str:
     most = len(row.draft) + 1 if row.sample else 0
     if len(answer.tokens) > most or (row.sample and not answer.tokens):
         return f"the worker committed {len(answer.tokens)} tokens where at most {most} were asked for"
-    if any(not 0 <= token < vocab_size for token in answer.tokens):
-        return f"the worker committed a token outside 0..{vocab_size - 1}"
+    for token in answer.tokens:
+        if not 0 <= token < vocab_size:
+            return f"the worker committed a token outside 0..{vocab_size - 1}"
     return ""

@@ -93,7 +93,7 @@ class Scheduler(Planner):
             raise WorkerError(
                 f"the worker answered step {result.step}, which is not step {plan.step} as planned"
             )
-        prefilled = decoded = 0
+        prefilled = decoded = generated = 0
         for row, answer in zip(plan.rows, result.rows):
             sequence, count = planned.sequences[row.request_id], len(row.tokens)
             sequence.in_flight = None
@@ -110,7 +110,10 @@ class Scheduler(Planner):
                 self._finish(sequence)
                 sink.failed(sequence, fault)
             else:
+                before = len(sequence.tokens)
                 self._commit(sequence, row, answer, sink)
+                generated += len(sequence.tokens) - before
+        self._telemetry.counters.add("tokens_generated", generated)
         self._telemetry.counters.add("prefill_tokens", prefilled)
         self._telemetry.counters.add("decode_tokens", decoded)
         if self.traffic is not None:
@@ -153,13 +156,11 @@ class Scheduler(Planner):
         """Take the committed tokens. Whether they end the request; nothing behind its end is taken."""
         for index, token in enumerate(answer.tokens):
             sequence.tokens.append(token)
-            self._telemetry.counters.add("tokens_generated")
-            reason = sequence.id_stop(self.limits.eos_token_ids, self._max_len)
-            exhausted = reason == "length" and sequence.output_len < sequence.params.max_tokens
-            reason = sink.token(sequence, answer, index, reason)
+            told = sequence.id_stop(self.limits.eos_token_ids, self._max_len)
+            reason = sink.token(sequence, answer, index, told)
             if reason is None:
                 continue
-            if exhausted and reason == "length":
+            if told == reason == "length" and sequence.output_len < sequence.params.max_tokens:
                 kind = "kv_exhausted" if self.pools else "recompute_budget_exhausted"
                 self._telemetry.event(kind, request_id=sequence.request_id, tokens=len(sequence.tokens))
             self._telemetry.counters.add("tokens_discarded", len(answer.tokens) - index - 1)

@@ -8,7 +8,6 @@ state of its own. The records of a row are named tuples: 64 of each are made in 
 from __future__ import annotations
 
 import hashlib
-import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -157,38 +156,34 @@ class StepPlan:
                 raise WorkerError(f"step {self.step}: the block tables of '{row.request_id}' arrived changed")
 
     def _canonical(self) -> Iterable[bytes]:
-        """Numbers as fixed-size integers, each variable part after its length."""
-        numbers = array("q", (self.step, self.use_cache, len(self.rows)))
-        texts: list[bytes] = []
-        for row in self.rows:
-            name, spec = row.request_id.encode(), row.sample
-            texts.append(name)
-            texts.append(row.table_digest)
-            numbers.extend(
-                (len(name), len(row.table_digest), row.start, row.context_len, row.phase == "decode")
-            )
-            numbers.extend((row.want_logits, len(row.tokens), len(row.logit_rows), len(row.draft)))
-            numbers.extend(row.tokens)
-            numbers.extend(row.logit_rows)
-            if row.draft:
-                numbers.extend(row.draft)
+        """Numbers as fixed-size integers, each variable part after its length. Lists first: they grow fastest."""
+        numbers: list[int] = [self.step, self.use_cache, len(self.rows)]
+        names: list[str] = []
+        tables: list[bytes] = []
+        floats: list[float] = []
+        seeds: list[int] = []
+        for name, tokens, start, context, _, _, logits, phase, spec, draft, wanted, table in self.rows:
+            names.append(name)
+            tables.append(table)
+            numbers += (len(name), len(table), start, context, phase == "decode", wanted)
+            numbers += (len(tokens), len(logits), len(draft), spec is not None)
+            numbers += tokens
+            numbers += logits
+            numbers += draft
             if spec is None:
-                numbers.append(-1)
                 continue
-            logprobs = -1 if spec.logprobs is None else spec.logprobs
-            numbers.extend((spec.top_k, spec.sample_index, spec.position, logprobs, len(spec.history)))
-            if spec.history:
-                numbers.extend(spec.history)
-            texts.append(
-                _FLOATS(spec.temperature, spec.top_p, spec.min_p, spec.repetition_penalty, spec.seed)
-            )
-        yield numbers.tobytes()
-        yield from texts
+            heat, top_k, top_p, min_p, penalty, seed, sample, position, logprobs, history = spec
+            numbers += (top_k, sample, position, -1 if logprobs is None else logprobs, len(history))
+            numbers += history
+            floats += (heat, top_p, min_p, penalty)
+            seeds.append(seed)
+        yield array("q", numbers).tobytes()
+        yield array("d", floats).tobytes()
+        yield array("Q", seeds).tobytes()
+        yield "".join(names).encode()
+        yield from tables
         if self.moves:
             yield repr(self.moves).encode()
-
-
-_FLOATS = struct.Struct("<ddddQ").pack
 
 
 @dataclass(frozen=True, slots=True)
