@@ -51,7 +51,9 @@ class HostTier:
         self._telemetry = telemetry
         self.arrived: Told = _nobody
         self.lost: Told = _nobody
-        self._free = list(range(slots - 1, -1, -1))
+        # Slots given back, the last one first, and the first that was never taken: a list of all would be long.
+        self._free: list[int] = []
+        self._fresh = 0
         self._held: dict[Sequence, _Held] = {}
         # Given up while their copies were on the way: the slots and blocks are taken until these have ended.
         self._dropped: list[_Held] = []
@@ -59,7 +61,7 @@ class HostTier:
     @property
     def used(self) -> int:
         """Host slots in use."""
-        return self.slots - len(self._free)
+        return self._fresh - len(self._free)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the request's blocks lie in host memory or are on their way there or back."""
@@ -81,12 +83,11 @@ class HostTier:
         count = self._pools.blocks_for(sequence.computed)
         if not count:
             return False
-        if count > len(self._free):
-            self._telemetry.event(
-                "host_tier_full", request_id=sequence.request_id, blocks=count, free=len(self._free)
-            )
+        free = self.slots - self.used
+        if count > free:
+            self._telemetry.event("host_tier_full", request_id=sequence.request_id, blocks=count, free=free)
             return False
-        held = _Held(tuple(self._free.pop() for _ in range(count)))
+        held = _Held(tuple(self._slot() for _ in range(count)))
         self._held[sequence] = held
         tables, generations = sequence.block_tables, sequence.generations
         moves = [
@@ -123,6 +124,12 @@ class HostTier:
         else:
             held.dropped = True
             self._dropped.append(held)
+
+    def _slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._fresh += 1
+        return self._fresh - 1
 
     def _went_out(self, sequence: Sequence, held: _Held, results: tuple[MoveResult, ...]) -> None:
         if self._end_dropped(held):
