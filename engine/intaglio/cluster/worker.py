@@ -20,6 +20,7 @@ from intaglio.errors import ConfigError, WorkerError
 from intaglio.intake.step_plan import MoveResult, RowPlan, RowResult, StepPlan, StepResult
 from intaglio.output.sampler import Choice
 from intaglio.state.block_mover import BlockMover
+from intaglio.state.copy_stream import device_stream
 from intaglio.state.kv_codec import code_type
 from intaglio.state.kv_store import KVStore, PoolGroup
 
@@ -99,7 +100,7 @@ class Worker:
             )
         try:
             self._store = KVStore(self._pool, blocks, self._config.kv_cache.block_tokens, self._device)
-            self._mover = BlockMover([self._store], self._host_slots())
+            self._mover = self._make_mover(self._store)
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
                 f"{blocks} KV blocks and the host tier do not fit into memory; lower kv_cache.blocks, "
@@ -158,6 +159,13 @@ class Worker:
 
     def _finish_moves(self, plan: StepPlan) -> tuple[MoveResult, ...]:
         return self._mover.finish() if plan.moves and self._mover is not None else ()
+
+    def _make_mover(self, store: KVStore) -> BlockMover:
+        """On a device with streams copies run beside the computation, from and to pinned memory."""
+        slots = self._host_slots()
+        if self._device.type == "cpu":
+            return BlockMover([store], slots)
+        return BlockMover([store], slots, stream=device_stream(self._device), pinned=slots > 0)
 
     def _host_slots(self) -> int:
         """Blocks that the host tier holds."""
