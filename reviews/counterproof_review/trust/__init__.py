@@ -1,0 +1,1 @@
+"""Keys, signatures, seals and the ledger: what neither side can change unnoticed."""
