@@ -121,7 +121,7 @@ class Attend {
         for (int64_t i = 0; i < KEY_TILE; i++) {
             plain_[i] = sources[i] ? decoded_ + i * row : nullptr;
             if (sources[i])
-                kv_decode(sources[i], job_.kv.format, job_.kv_heads, dim_, part, head_ + h, DOT, decoded_ + i * row);
+                kv_decode<DOT>(sources[i], job_.kv.format, job_.kv_heads, dim_, part, head_ + h, decoded_ + i * row);
         }
     }
 

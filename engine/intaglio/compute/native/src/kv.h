@@ -1,10 +1,10 @@
 // One head's keys or values of one token into a quantised store and back. The arithmetic is that of
-// intaglio/state/kv_codec.py, bit for bit: both write the same bytes. Plain loops without branches, which the compiler
-// turns into vectors of the unit's instruction set; every operation in them rounds once, so vectors change nothing.
+// intaglio/state/kv_codec.py, bit for bit: both write the same bytes, since every operation rounds once and none is
+// a sum whose order could matter. (A code of four bits times a bf16 step is exact, so its fused sum rounds once too.)
 #pragma once
 #include "kernels.h"
 #include "kv_layout.h"
-#include "simd.h"
+#include "kv_simd.h"
 
 namespace IG_NS {
 
@@ -47,44 +47,47 @@ IG_INLINE uint8_t kv_to_e4m3(float x) {
     return uint8_t((size < 0x3c800000u ? fine : coarse) | (bits >> 24 & 0x80u));
 }
 
-IG_INLINE float kv_from_e4m3(uint8_t code) {
-    const uint32_t size = code & 0x7fu;
-    const float small = float(int32_t(size)) * 0x1p-9f, large = float_of((size << 20) + (120u << 23));
-    return float_of(bits_of(size < 8 ? small : large) | uint32_t(code & 0x80u) << 24);
-}
+IG_INLINE float kv_held(float x) { return kv_bounded(x, -KV_SATURATION, KV_SATURATION); }
 
-static void kv_encode_scaled(const float* x, int64_t dim, bool e4m3, uint8_t* parameters, uint8_t* codes) {
+static void kv_encode_scaled(const float* __restrict x, int64_t dim, bool e4m3, uint8_t* parameters,
+                             uint8_t* __restrict codes) {
     const float most = e4m3 ? 448.0f : 127.0f;
     const KvSpread s = kv_spread(x, dim);
-    const float size = kv_bounded(-s.low > s.high ? -s.low : s.high, 0.0f, KV_SATURATION);
-    float scale = size / most;
-    scale = scale < KV_SMALLEST_STEP ? KV_SMALLEST_STEP : scale;
     const bool sound = s.spoiled == 0.0f;
-    const float noted = sound ? scale : float_of(0x7fc00000u);
-    memcpy(parameters, &noted, 4);
-    for (int64_t i = 0; i < dim; i++) {
-        const float step = kv_bounded(kv_bounded(x[i], -KV_SATURATION, KV_SATURATION) / scale, -most, most);
-        codes[i] = !sound ? 0 : e4m3 ? kv_to_e4m3(step) : uint8_t(int8_t(int32_t(kv_whole(step))));
+    float scale = kv_bounded(-s.low > s.high ? -s.low : s.high, 0.0f, KV_SATURATION) / most;
+    scale = !sound ? float_of(0x7fc00000u) : scale < KV_SMALLEST_STEP ? KV_SMALLEST_STEP : scale;
+    memcpy(parameters, &scale, 4);
+    if (!sound) {
+        memset(codes, 0, size_t(dim));
+    } else if (e4m3) {
+        for (int64_t i = 0; i < dim; i++) codes[i] = kv_to_e4m3(kv_bounded(kv_held(x[i]) / scale, -448.0f, 448.0f));
+    } else {
+        for (int64_t i = 0; i < dim; i++)
+            codes[i] = uint8_t(int32_t(kv_whole(kv_bounded(kv_held(x[i]) / scale, -127.0f, 127.0f))));
     }
 }
 
-static void kv_encode_int4(const float* x, int64_t dim, uint8_t* parameters, uint8_t* codes) {
+static void kv_encode_int4(const float* __restrict x, int64_t dim, uint8_t* parameters, uint8_t* __restrict codes) {
     const KvSpread s = kv_spread(x, dim);
     const bool sound = s.spoiled == 0.0f;
     // Adding +0 makes a zero's sign the same in whatever order the numbers were compared.
-    const uint16_t low = sound ? to_bf16(kv_bounded(s.low, -KV_SATURATION, KV_SATURATION) + 0.0f) : uint16_t(0);
-    const float base = from_bf16(low);
-    float spread = kv_bounded(s.high, -KV_SATURATION, KV_SATURATION) / 15.0f - base / 15.0f;
+    const uint16_t low = sound ? to_bf16(kv_held(s.low) + 0.0f) : uint16_t(0);
+    const float base = from_bf16(low), spread = kv_held(s.high) / 15.0f - base / 15.0f;
     const uint16_t step = sound ? to_bf16(spread < KV_SMALLEST_STEP ? KV_SMALLEST_STEP : spread) : uint16_t(0x7fc0);
-    spread = from_bf16(step);
     memcpy(parameters, &step, 2);
     memcpy(parameters + 2, &low, 2);
     const int64_t half = dim / 2;
-    auto code = [&](float a) {
-        const float at = (kv_bounded(a, -KV_SATURATION, KV_SATURATION) - base) / spread;
-        return sound ? uint8_t(int32_t(kv_whole(kv_bounded(at, 0.0f, 15.0f)))) : uint8_t(0);
-    };
-    for (int64_t i = 0; i < half; i++) codes[i] = uint8_t(code(x[i]) | code(x[half + i]) << 4);
+    const float* __restrict upper = x + half;
+    const float by = from_bf16(step);
+    if (!sound) {
+        memset(codes, 0, size_t(half));
+        return;
+    }
+    for (int64_t i = 0; i < half; i++) {
+        const int32_t a = int32_t(kv_whole(kv_bounded((kv_held(x[i]) - base) / by, 0.0f, 15.0f)));
+        const int32_t b = int32_t(kv_whole(kv_bounded((kv_held(upper[i]) - base) / by, 0.0f, 15.0f)));
+        codes[i] = uint8_t(a | b << 4);
+    }
 }
 
 // Keys (part 0) or values (part 1) of head h of the token whose record is at `record`.
@@ -101,33 +104,48 @@ static void kv_encode(const float* x, int64_t format, int64_t kv_heads, int64_t 
     kv_encode_scaled(x, dim, format == IG_KV_FP8, parameters, codes);
 }
 
+// `count` numbers of which `each(codes)` makes W at a time, to fp32 or bf16 at element `at` of `to`.
+template <class Each>
+IG_INLINE void kv_widen(const uint8_t* codes, int64_t count, void* to, int64_t at, bool half, Each each) {
+    float* wide = (float*)to + at;
+    uint16_t* narrow = (uint16_t*)to + at;
+    int64_t i = 0;
+    for (; i + W <= count; i += W) {
+        if (half) v_to_bf16(narrow + i, each(codes + i));
+        else v_store(wide + i, each(codes + i));
+    }
+    if (i == count) return;
+    uint8_t rest[W] = {0};
+    float last[W];
+    for (int64_t j = i; j < count; j++) rest[j - i] = codes[j];
+    v_store(last, each(rest));
+    for (int64_t j = i; j < count; j++) {
+        if (half) narrow[j] = to_bf16(last[j - i]);
+        else wide[j] = last[j - i];
+    }
+}
+
 // The inverse: `dim` numbers of fp32, or of bf16 if `half`.
+template <bool half>
 static void kv_decode(const uint8_t* record, int64_t format, int64_t kv_heads, int64_t dim, int64_t part, int64_t h,
-                      bool half, void* to) {
+                      void* to) {
     const int64_t number = part * kv_heads + h;
     const uint8_t* codes = record + ig::kv_parameter_bytes(format, kv_heads) + number * ig::kv_head_bytes(format, dim);
-    float scale;
-    memcpy(&scale, record + number * 4, 4);
-    float wide[ig::KV_MAX_DIM];
-    float* out = half ? wide : (float*)to;
-    if (format == IG_KV_INT8) {
-        for (int64_t i = 0; i < dim; i++) out[i] = float(int8_t(codes[i])) * scale;
-    } else if (format == IG_KV_FP8) {
-        for (int64_t i = 0; i < dim; i++) out[i] = kv_from_e4m3(codes[i]) * scale;
-    } else {
+    if (format == IG_KV_INT4) {
         uint16_t numbers[2];
         memcpy(numbers, record + number * 4, 4);
-        const float step = from_bf16(numbers[0]), low = from_bf16(numbers[1]);
-        const int64_t middle = dim / 2;
-        for (int64_t i = 0; i < middle; i++) {
-            out[i] = float(codes[i] & 15) * step + low;
-            out[middle + i] = float(codes[i] >> 4) * step + low;
-        }
+        const V step = v_set(from_bf16(numbers[0])), low = v_set(from_bf16(numbers[1]));
+        kv_widen(codes, dim / 2, to, 0, half, [&](const uint8_t* p) { return v_fma(v_low_nibbles(p), step, low); });
+        kv_widen(codes, dim / 2, to, dim / 2, half,
+                 [&](const uint8_t* p) { return v_fma(v_high_nibbles(p), step, low); });
+        return;
     }
-    if (!half) return;
-    int64_t i = 0;
-    for (; i + W <= dim; i += W) v_to_bf16((uint16_t*)to + i, v_load(wide + i));
-    for (; i < dim; i++) ((uint16_t*)to)[i] = to_bf16(wide[i]);
+    float one;
+    memcpy(&one, record + number * 4, 4);
+    const V scale = v_set(one);
+    if (format == IG_KV_INT8)
+        kv_widen(codes, dim, to, 0, half, [&](const uint8_t* p) { return v_mul(v_from_s8(p), scale); });
+    else kv_widen(codes, dim, to, 0, half, [&](const uint8_t* p) { return v_mul(v_from_e4m3(p), scale); });
 }
 
 }  // namespace IG_NS

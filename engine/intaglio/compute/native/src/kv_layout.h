@@ -8,8 +8,6 @@
 
 namespace ig {
 
-constexpr int64_t KV_MAX_DIM = 512;
-
 constexpr bool kv_quantised(int64_t format) { return format >= IG_KV_FP8; }
 
 // Bytes of one head's numbers or codes.
