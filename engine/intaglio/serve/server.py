@@ -25,6 +25,8 @@ _log = logging.getLogger("intaglio.serve")
 # Answers that are complete still have to reach their clients.
 _FLUSH_S = 5
 _BACKLOG = 2048
+# Longer than clients keep an idle connection, so that none sends on one that is being closed.
+_KEEP_ALIVE_S = 75
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -140,6 +142,7 @@ def _configure(service: Service) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_FLUSH_S,
     )
 
