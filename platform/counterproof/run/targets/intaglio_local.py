@@ -16,6 +16,8 @@ from intaglio.errors import ConfigError, IntaglioError, ModelError, NumericsErro
 from intaglio.models import catalogue
 from intaglio.state.kv_format import kv_format
 
+# The engine's columns of resources.parquet; what else an engine gauges is not recorded.
+_GAUGES = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_bytes_used")
 
 class IntaglioLocal:
     """How to plan for and start the engine."""
@@ -186,7 +188,7 @@ class IntaglioTarget:
             for span in self._engine.trace.drain()
         ]
         gauges = [
-            {"time_ns": time_ns, "source": "engine", **values}
+            {"time_ns": time_ns, "source": "engine", **{name: values.get(name) for name in _GAUGES}}
             for time_ns, values in self._engine.drain_gauges()
         ]
         return Readings(spans, gauges, list(self._engine.drain_events()))
