@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.child:
         return _child(options.child, Path(options.lines), options.interpreter)
     if options.dry:
-        _list(chosen)
+        _list(chosen, options.interpreter)
         return 0
     device = "Triton's interpreter on a CPU" if options.interpreter else _device()
     if device is None:
@@ -73,11 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _list(sections: list[Section]) -> None:
+def _list(sections: list[Section], interpreted: bool) -> None:
     for section in sections:
         where = "device only" if section.device_only else "device or interpreter"
         print(f"{section.module} ({section.deadline_s} s at most, {where}): {section.what}")
-        for name in importlib.import_module(section.module).names(False):
+        for name in importlib.import_module(section.module).names(interpreted):
             print(f"  {name}")
     print(f"{len(sections)} sections, {sum(s.deadline_s for s in sections)} s at most")
 
