@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections import Counter
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,22 +11,9 @@ from intaglio.config import from_flat
 from intaglio.errors import ConfigError
 from intaglio.intake.request import SamplingParams
 
-SUPPORT = Path(__file__).resolve().parents[2] / "support"
 LONG = SamplingParams(max_tokens=24, ignore_eos=True)
 # Two groups of 8 and 24 bytes a token, four tokens a block.
 BLOCK_BYTES = 4 * (8 + 24)
-
-
-@pytest.fixture(scope="module")
-def moving() -> ModuleType:
-    name = "intaglio_tests_moving_engine"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, SUPPORT / "moving_engine.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 @pytest.fixture
