@@ -19,12 +19,17 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Balance:
-    """L by gauge, lambda W by stamps, and |L - lambda W| / L; `reason` where they cannot be had."""
+    """L by gauge, lambda W by stamps, and |L - lambda W| / L; `reason` where they cannot be had.
+
+    `sampling`: what the error may be by chance where the gauge was asked for now and then (a server's) instead of
+    written at every change: three standard deviations of the time that each request seems to be there.
+    """
 
     gauge: float | None
     stamps: float | None
     error: float | None
     reason: str = ""
+    sampling: float = 0.0
 
 
 def littles_law(run: RunData) -> Balance:
@@ -49,4 +54,9 @@ def littles_law(run: RunData) -> Balance:
     stamps = float(waits.sum()) / (end - begin)
     if gauge <= 0:
         return Balance(gauge, stamps, None, "the engine's gauge saw no request")
-    return Balance(gauge, stamps, abs(gauge - stamps) / gauge)
+    chance = 0.0
+    if run.remote and time.size > 1:
+        # A stay of w seen every D seconds counts floor or ceil of w / D times D: its variance is at most D^2 / 4.
+        every = float(np.median(np.diff(time)))
+        chance = 1.5 * every * len(inside) ** 0.5 / float(waits.sum())
+    return Balance(gauge, stamps, abs(gauge - stamps) / gauge, sampling=chance)

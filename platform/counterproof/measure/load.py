@@ -8,14 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import yaml
 
 from counterproof.errors import EvidenceError
-from counterproof.measure.latency import Floats, request_latencies, token_gaps
+from counterproof.measure.latency import Floats, chunked, request_latencies, token_gaps
 from counterproof.plan.reserve import blocks_in_force
-from counterproof.record.schema import TABLES
+from counterproof.record.schema import SERVER_TABLES, TABLES
 from counterproof.record.verify import SealedRun, VerifiedStudy, verify_study
 
 
@@ -47,13 +48,31 @@ class RunData:
 
     @cached_property
     def latencies(self) -> pd.DataFrame:
-        """One row per request, by `latency.request_latencies`."""
-        return request_latencies(self.requests)
+        """One row per request, by `latency.request_latencies`; a server's answers by `latency.chunked`."""
+        found = request_latencies(self.requests)
+        return found if self.chunks is None else chunked(found, self.chunks)
 
     @cached_property
     def token_gaps(self) -> Floats:
-        """ITL in ms of all successful requests, by `latency.token_gaps`."""
+        """ITL in ms of all successful requests, by `latency.token_gaps`; none where only chunks were stamped."""
         return token_gaps(self.requests, self.tokens)
+
+    @property
+    def remote(self) -> bool:
+        """Whether the target was a server: its answers are stamped by chunks, not by tokens."""
+        return bool(self.manifest.get("stamps", "token") == "chunk")
+
+    @cached_property
+    def chunks(self) -> pd.DataFrame | None:
+        """The chunks of a server's answers, None for a target that stamps tokens."""
+        if not self.remote:
+            return None
+        return self._table("chunks.parquet").sort_values(["request_index", "chunk_index"], ignore_index=True)
+
+    @cached_property
+    def chunk_gaps(self) -> Floats:
+        """Inter-chunk latency in ms of all successful requests; empty for a target that stamps tokens."""
+        return np.empty(0) if self.chunks is None else token_gaps(self.requests, self.chunks)
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
@@ -95,10 +114,11 @@ class RunData:
             table = pq.read_table(path)
         except (OSError, ValueError) as error:
             raise EvidenceError(f"{self.name}/{name} cannot be read: {error}") from None
-        missing = [column for column in TABLES[name].names if column not in table.column_names]
+        names = {**TABLES, **SERVER_TABLES}[name].names
+        missing = [column for column in names if column not in table.column_names]
         if missing:
             raise EvidenceError(f"{self.name}/{name} lacks the columns {', '.join(missing)}")
-        frame: pd.DataFrame = table.select(TABLES[name].names).to_pandas()
+        frame: pd.DataFrame = table.select(names).to_pandas()
         return frame
 
 

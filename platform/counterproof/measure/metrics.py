@@ -15,6 +15,10 @@ from counterproof.measure.load import RunData
 from counterproof.measure.percentile import PERCENTILES, Measured, percentile
 
 QUANTILES = ("p50", "p90", "p99", "mean")
+_OTHER_CLOCK = {
+    "itl_ms": "a server's answer comes in chunks, not in tokens: see inter_chunk_ms",
+    "inter_chunk_ms": "the engine stamps every token: see itl_ms",
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ METRICS: dict[str, Metric] = {
     "ttft_ms": Metric("ms", "lower", QUANTILES),
     "tpot_ms": Metric("ms", "lower", QUANTILES),
     "itl_ms": Metric("ms", "lower", QUANTILES),
+    "inter_chunk_ms": Metric("ms", "lower", QUANTILES),
     "service_ms": Metric("ms", "lower", QUANTILES),
     "client_queue_ms": Metric("ms", "lower", ("p50", "mean")),
     "throughput_tok_s": Metric("tokens/s", "higher", ("total",)),
@@ -46,7 +51,9 @@ METRICS: dict[str, Metric] = {
 
 def run_value(run: RunData, metric: str, statistic: str) -> Measured:
     """The metric's statistic in one run; None with a reason where it cannot be had."""
-    if metric in COLUMNS or metric == "itl_ms":
+    if (metric == "itl_ms" and run.remote) or (metric == "inter_chunk_ms" and not run.remote):
+        return Measured(None, 0, _OTHER_CLOCK[metric])
+    if metric in COLUMNS or metric in _OTHER_CLOCK:
         return summarise(run_samples(run, metric), statistic)
     if metric in _WHOLE_RUN:
         return _WHOLE_RUN[metric](run)
@@ -57,6 +64,8 @@ def run_samples(run: RunData, metric: str) -> NDArray[np.float64]:
     """The sample behind a latency metric, in ms (+inf: failed, NaN: missing)."""
     if metric == "itl_ms":
         return run.token_gaps
+    if metric == "inter_chunk_ms":
+        return run.chunk_gaps
     return sample_of(run.latencies, metric)
 
 
@@ -105,6 +114,10 @@ def _startup(run: RunData) -> Measured:
 
 def _peak(column: str, source: str) -> Callable[[RunData], Measured]:
     def value(run: RunData) -> Measured:
+        if run.remote and source == "engine":
+            return Measured(
+                None, 0, f"{column} is seen a few times a second over HTTP: its peak is not known"
+            )
         rows = run.resources
         sample = rows.loc[rows["source"] == source, column].dropna()
         if sample.empty:

@@ -70,7 +70,12 @@ def recovered_delay(
 
 
 def step_times(run: RunData) -> NDArray[np.float64]:
-    """Durations in ms of the engine's steps; what follows a row without a running request is no step."""
+    """Durations in ms of the engine's steps; what follows a row without a running request is no step.
+
+    A server's steps are not seen; the time between two chunks of an answer stands for them.
+    """
+    if run.remote:
+        return run.chunk_gaps
     rows = run.resources[run.resources["source"] == "engine"]
     time = rows["time_ns"].to_numpy(dtype=np.float64)
     busy = rows["running"].fillna(0).to_numpy(dtype=np.float64)[:-1] > 0

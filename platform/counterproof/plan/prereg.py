@@ -22,7 +22,7 @@ from counterproof.run.targets.protocol import Planner
 from counterproof.workload.build import StudyWorkloads
 
 RULE = "counterproof-rule/1"
-RECORDED = ("engine.", "workload.", "target")
+RECORDED = ("engine.", "workload.", "server.", "target")
 
 
 @dataclass(frozen=True)

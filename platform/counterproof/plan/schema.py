@@ -150,6 +150,36 @@ class WorkloadConfig:
     time_scale: float = 1.0
 
 
+@dataclass
+class ServerConfig:
+    """The server of the targets `http` (intaglio's own) and `openai` (any that speaks OpenAI's API).
+
+    base_url       a server that runs already, e.g. http://127.0.0.1:8000; null: start `command`
+    command        an argument list, run without a shell; {port}, {host}, {python} and {model_folder} are filled in.
+                   `http` needs none: it runs `intaglio serve` with the engine's configuration
+    variables      NAME=VALUE entries for the command's environment
+    key_variable   name of the environment variable that holds the API key; the key itself is never recorded
+    model          name to send; empty: the first that /v1/models lists
+    api, prompts   completions or chat; tokens or text (chat always sends text)
+    dialect        openai, or extended (also ignore_eos, top_k, min_p, repetition_penalty, return_token_ids)
+    ready_s, stop_s  how long it may take to become healthy, and to stop before it is killed
+    """
+
+    base_url: str | None = None
+    command: list[str] = field(default_factory=list)
+    variables: list[str] = field(default_factory=list)
+    key_variable: str | None = None
+    model: str = ""
+    api: str = "completions"
+    prompts: str = "tokens"
+    dialect: str = "extended"
+    health_path: str = "/health"
+    metrics_path: str | None = "/metrics"
+    effective_path: str | None = None
+    ready_s: float = 300.0
+    stop_s: float = 20.0
+
+
 @dataclass(frozen=True)
 class ExperimentConfig:
     """One experiment. A calibration has no factor and can never claim."""
@@ -160,6 +190,7 @@ class ExperimentConfig:
     target: str = "intaglio_local"
     engine: EngineConfig = field(default_factory=EngineConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     study: StudyConfig = field(default_factory=StudyConfig)
     factor: FactorConfig | None = None
     primary: PrimaryConfig = field(default_factory=PrimaryConfig)

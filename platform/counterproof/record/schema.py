@@ -61,7 +61,7 @@ STAGES = pa.schema(
 RESOURCES = pa.schema(
     [
         ("time_ns", pa.int64()),
-        ("source", pa.string()),  # sampler (another process) or engine (its own gauges)
+        ("source", pa.string()),  # sampler (another process), engine (its own gauges), client (of a server)
         ("rss_bytes", pa.int64()),
         ("cpu_seconds", pa.float64()),
         ("threads", pa.int32()),
@@ -78,11 +78,24 @@ RESOURCES = pa.schema(
     ]
 )
 
+CHUNKS = pa.schema(
+    [
+        ("request_index", pa.int32()),
+        ("chunk_index", pa.int32()),
+        ("time_ns", pa.int64()),  # when its bytes had arrived at the client
+        ("characters", pa.int32()),
+        ("tokens", pa.int32()),  # NULL where the server does not say how many it holds
+    ]
+)
+
 TABLES: dict[str, pa.Schema] = {
     "requests.parquet": REQUESTS,
     "tokens.parquet": TOKENS,
     "stages.parquet": STAGES,
     "resources.parquet": RESOURCES,
 }
+
+# Only in the record of a run whose target is a server.
+SERVER_TABLES: dict[str, pa.Schema] = {"chunks.parquet": CHUNKS}
 
 ARMS = ("baseline", "candidate", "again", "slowed")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from counterproof.errors import EvidenceError
-from counterproof.record.schema import TABLES
+from counterproof.record.schema import SERVER_TABLES, TABLES
 
 
 def write(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -19,7 +19,7 @@ def write(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
 
     Raises EvidenceError for a column that the schema does not have or a value that does not fit it.
     """
-    schema = TABLES[name]
+    schema = {**TABLES, **SERVER_TABLES}[name]
     names = set(schema.names)
     complete = []
     for row in rows:

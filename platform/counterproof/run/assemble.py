@@ -13,9 +13,10 @@ import yaml
 
 from counterproof.errors import ExecutionError
 from counterproof.record import atomic, environment, manifest, tables
-from counterproof.record.schema import TABLES
+from counterproof.record.schema import SERVER_TABLES, TABLES
 from counterproof.record.store import RunKey
 from counterproof.run.executor import SAMPLES
+from counterproof.run.targets.http.watch import SERVER_SAMPLES
 from counterproof.run.worker_main import RAW
 
 
@@ -33,7 +34,8 @@ class RawRun:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Rows of one raw file; an unfinished last line (the sampler is stopped from outside) is left out."""
-        path = self.folder / SAMPLES if name == "samples" else self.folder / RAW / f"{name}.jsonl"
+        watched = {"samples": SAMPLES, "server_samples": SERVER_SAMPLES}
+        path = self.folder / watched[name] if name in watched else self.folder / RAW / f"{name}.jsonl"
         if not path.is_file():
             return []
         text = path.read_text(encoding="utf-8")
@@ -73,7 +75,8 @@ def write_record(
     _write_config(folder / "config", key.arm, plan, raw.effective)
     atomic.write_json(folder / "environment.json", dict(env))
     shutil.rmtree(folder / RAW)
-    (folder / SAMPLES).unlink(missing_ok=True)
+    for name in (SAMPLES, SERVER_SAMPLES):
+        (folder / name).unlink(missing_ok=True)
     facts = {
         "study": plan["study"],
         "block": key.block,
@@ -86,17 +89,25 @@ def write_record(
         "counters": raw.result["counters"],
         "warmup_counters": raw.result["warmup_counters"],
         "startup_ms": raw.result["startup_ms"],
+        "stamps": raw.result.get("stamps", "token"),
     }
     return manifest.seal(folder, facts)
 
 
 def _write_tables(raw: RawRun, key: RunKey) -> None:
     samples = raw.rows("samples")
+    if (
+        raw.result.get("stamps") == "chunk"
+    ):  # the measured process is the client, the server has its own sampler
+        samples = [{**row, "source": "client"} for row in samples]
+        samples += raw.rows("server_samples")
     if key.block is not None and not samples:
         raise ExecutionError("the sampler saw nothing of the run; its memory would be unknown")
     resources = sorted([*samples, *raw.rows("gauges")], key=lambda row: row["time_ns"])
     content = {name: raw.rows(name.removesuffix(".parquet")) for name in TABLES}
     content["resources.parquet"] = resources
+    if raw.result.get("stamps") == "chunk":
+        content |= {name: raw.rows(name.removesuffix(".parquet")) for name in SERVER_TABLES}
     for name, rows in content.items():
         tables.write(raw.folder, name, rows)
 

@@ -14,9 +14,14 @@ _ALLOWED = re.compile(
 )
 
 
-def child_environment(threads: ThreadsConfig) -> dict[str, str]:
-    """What a run's process gets: allowed variables, and the threads of its engine configuration."""
+def child_environment(threads: ThreadsConfig, key_variable: str | None = None) -> dict[str, str]:
+    """What a run's process gets: allowed variables, and the threads of its engine configuration.
+
+    key_variable  the one further variable that a server target needs: the name of the one with its API key
+    """
     environment = {name: value for name, value in os.environ.items() if _ALLOWED.fullmatch(name)}
+    if key_variable and key_variable in os.environ:
+        environment[key_variable] = os.environ[key_variable]
     count = str(threads.count or len(os.sched_getaffinity(0)))
     return environment | {
         "OMP_NUM_THREADS": count,

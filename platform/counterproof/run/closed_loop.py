@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterproof.run.targets.protocol import Output, Readings, RefusedRequestError, Target, Token
+from counterproof.run.targets.protocol import (
+    Output,
+    Readings,
+    RefusedRequestError,
+    RemoteTarget,
+    Target,
+    Token,
+)
 from counterproof.workload.sealed import SealedRequest
 
 # Targets keep bounded logs; asking this often keeps them from dropping anything.
@@ -18,10 +25,11 @@ DRAIN_STEPS = 4096
 
 @dataclass
 class LoadRows:
-    """Rows of requests.parquet and tokens.parquet, outputs, and what the target recorded meanwhile."""
+    """Rows of requests.parquet, tokens.parquet and chunks.parquet, outputs, and what the target recorded meanwhile."""
 
     requests: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
+    chunks: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[dict[str, Any]] = field(default_factory=list)
     readings: Readings = field(default_factory=Readings)
 
@@ -48,7 +56,11 @@ class _Ended:
 
 
 class ClosedLoop:
-    """Sends `requests` through `target` with `concurrency` slots. `on_done(n)` after each finished request."""
+    """Sends `requests` through `target` with `concurrency` slots. `on_done(n)` after each finished request.
+
+    late_ns          how late the client itself was with each request; nothing in a closed loop, where no moment is set
+    wall_ns, cpu_ns  how long the load took, and this process's CPU time meanwhile
+    """
 
     def __init__(
         self,
@@ -66,11 +78,16 @@ class ClosedLoop:
         self._live: dict[str, _Live] = {}
         self._ended: list[_Ended] = []
         self._rows = LoadRows()
+        self._remote = target if isinstance(target, RemoteTarget) else None
+        self._now: Callable[[], int] = time.perf_counter_ns
+        self.late_ns: list[int] = []
+        self.wall_ns = self.cpu_ns = 0
 
     def run(self) -> LoadRows:
         """Send everything and wait for the end. Whatever the target raises goes through."""
         # A request is scheduled for the moment at which its slot became free, not when it could be sent.
-        free = deque([time.perf_counter_ns()] * self._slots)
+        self._begin()
+        free = deque([self._now()] * self._slots)
         steps = 0
         while self._waiting or self._live:
             while self._waiting and free:
@@ -86,18 +103,26 @@ class ClosedLoop:
                 steps += 1
                 if steps % DRAIN_STEPS == 0:
                     self._drain()
+        return self._end()
+
+    def _begin(self) -> None:
+        self.wall_ns, self.cpu_ns = -time.perf_counter_ns(), -time.process_time_ns()
+
+    def _end(self) -> LoadRows:
+        self.wall_ns += time.perf_counter_ns()
+        self.cpu_ns += time.process_time_ns()
         self._drain()
         self._build_rows()
         return self._rows
 
     def _send(self, request: SealedRequest, scheduled_ns: int) -> int | None:
         """Hand a request over; if the target refuses it, record that and return when."""
-        live = _Live(request, scheduled_ns, time.perf_counter_ns(), 0)
-        live.sent_ns = time.perf_counter_ns()
+        live = _Live(request, scheduled_ns, self._now(), 0)
+        live.sent_ns = self._now()
         try:
             self._target.add(_id(request), request)
         except RefusedRequestError as error:
-            done_ns = time.perf_counter_ns()
+            done_ns = self._now()
             refused = Output(_id(request), (), "", "error", done_ns, 0, 0, str(error))
             self._finish(_Ended(live, refused, "error", str(error), done_ns))
             return done_ns
@@ -121,11 +146,22 @@ class ClosedLoop:
                     "margin": token.margin,
                 }
             )
+        elif token.characters is not None:
+            live.stamps.append(token.time_ns)
+            self._rows.chunks.append(
+                {
+                    "request_index": live.request.request_index,
+                    "chunk_index": token.index,
+                    "time_ns": token.time_ns,
+                    "characters": token.characters,
+                    "tokens": token.tokens,
+                }
+            )
         if token.finish_reason is None:
             return None
         del self._live[token.request_id]
         output = self._target.output(token.request_id)
-        done_ns = output.done_ns or time.perf_counter_ns()
+        done_ns = output.done_ns or self._now()
         error = output.error or token.error
         self._finish(_Ended(live, output, token.finish_reason, error, done_ns))
         return done_ns
@@ -139,12 +175,17 @@ class ClosedLoop:
         self._ended.sort(key=lambda ended: ended.live.request.request_index)
         for ended in self._ended:
             live, output = ended.live, ended.output
+            if self._remote is not None:
+                output = self._remote.complete(live.request, output)
+            row = request_row(live.request, output.token_ids, ended.reason, ended.error)
+            if output.output_tokens is not None:
+                row["output_tokens"] = output.output_tokens
             self._rows.requests.append(
-                request_row(live.request, output.token_ids, ended.reason, ended.error)
+                row
                 | {
                     "scheduled_ns": live.scheduled_ns,
                     "enqueued_ns": live.enqueued_ns,
-                    "sent_ns": live.sent_ns,
+                    "sent_ns": output.sent_ns or live.sent_ns,
                     "first_token_ns": live.stamps[0] if live.stamps else None,
                     "last_token_ns": live.stamps[-1] if live.stamps else None,
                     "done_ns": ended.done_ns,
@@ -156,11 +197,15 @@ class ClosedLoop:
             self._rows.outputs.append(output_row(live.request, output.token_ids, output.text, ended.reason))
 
     def _abort_late(self) -> None:
-        now = time.perf_counter_ns()
+        """They stand in the order in which they were sent, so the first that is in time ends the search."""
+        now = self._now()
         for request_id, live in self._live.items():
-            if not live.timed_out and now - live.sent_ns > self._timeout_ns:
-                live.timed_out = True
-                self._target.abort(request_id)
+            if live.timed_out:
+                continue
+            if now - live.sent_ns <= self._timeout_ns:
+                break
+            live.timed_out = True
+            self._target.abort(request_id)
 
     def _drain(self) -> None:
         readings = self._target.drain()

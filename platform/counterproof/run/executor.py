@@ -58,7 +58,7 @@ def execute(
     when it died. Whatever happens, also KeyboardInterrupt, no process of the run is left.
     """
     folder = Path(spec.folder)
-    environment = child_environment(threads)
+    environment = child_environment(threads, spec.server.get("key_variable"))
     with _worker(spec, folder, environment) as child, _sampler(child.process.pid, folder, environment):
         _follow(child, time.monotonic() + deadline_s, deadline_s, progress)
         try:

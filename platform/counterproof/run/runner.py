@@ -229,6 +229,7 @@ class StudyRunner:
             folder=str(folder),
             parent_pid=0,
             composition=place.block is None and place.arm == "baseline",
+            server={path[7:]: value for path, value in config.items() if path.startswith("server.")},
         )
 
     def _workload(self, block: int | None) -> tuple[Path, str]:

@@ -16,6 +16,7 @@ class RunSpec:
     workload, warmup  sealed request files with the identities they must have
     spawned_ns        perf_counter_ns just before the process was started: start-up counts from there
     origins           from which folder the harness imports each package: the process must import the same
+    server            flat configuration of a server target (without the prefix `server.`); it holds no key
     composition       equivalence phase: also measure how much batching moves the baseline's fast logits
     """
 
@@ -32,6 +33,7 @@ class RunSpec:
     parent_pid: int
     spawned_ns: int = 0
     composition: bool = False
+    server: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.errors import EXIT_EXECUTION, CounterproofError, InputError
+from counterproof.plan.schema import ServerConfig
 from counterproof.record import canonical, code_identity, machine
-from counterproof.run import orphan
+from counterproof.run import client_load, orphan
 from counterproof.run.closed_loop import ClosedLoop, LoadRows
 from counterproof.run.spec import RunSpec
 from counterproof.run.targets import registry
-from counterproof.run.targets.protocol import Logits, Target
+from counterproof.run.targets.protocol import Logits, ServerKind, Target
 from counterproof.workload import sealed
 from intaglio.config import EngineConfig, from_flat
 from intaglio.errors import ConfigError
@@ -79,7 +80,7 @@ class Reporter:
 def _timed(spec: RunSpec, report: Reporter) -> None:
     requests = sealed.read(Path(spec.workload), spec.workload_sha256)
     warmup = sealed.read(Path(spec.warmup), spec.warmup_sha256)
-    target = registry.find(spec.target).start(_engine(spec))
+    target = _start(spec)
     ready_ns = time.perf_counter_ns()
     report.tell("ready", total=len(requests))
     ClosedLoop(target, warmup, spec.concurrency, spec.request_timeout_s).run()
@@ -88,14 +89,15 @@ def _timed(spec: RunSpec, report: Reporter) -> None:
     gc.freeze()
     observed = {"begin": _observe()}
     events = [_mark("measured_begin")]
-    rows = ClosedLoop(target, requests, spec.concurrency, spec.request_timeout_s, report.count).run()
-    events.append(_mark("measured_end"))
+    rows, client = client_load.run(target, requests, spec.concurrency, spec.request_timeout_s, report.count)
+    events += [_mark("measured_end"), client]
     observed["end"] = _observe()
     counters = target.counters()
     result = {
         "startup_ms": (ready_ns - spec.spawned_ns) / 1e6,
         "counters": {name: value - warm.get(name, 0) for name, value in counters.items()},
         "warmup_counters": warm,
+        "stamps": getattr(target, "stamps", "token"),
         **_facts(target, observed),
     }
     target.close()
@@ -131,6 +133,13 @@ def _equivalence(spec: RunSpec, report: Reporter) -> None:
     }
     target.close()
     _write(spec, rows, events, result)
+
+
+def _start(spec: RunSpec) -> Target:
+    kind = registry.find(spec.target)
+    if isinstance(kind, ServerKind):
+        return kind.connect(_engine(spec), ServerConfig(**spec.server), Path(spec.folder))
+    return kind.start(_engine(spec))
 
 
 def _engine(spec: RunSpec) -> EngineConfig:
@@ -169,6 +178,7 @@ def _write(spec: RunSpec, rows: LoadRows, events: list[dict[str, Any]], result: 
     for name, lines in (
         ("requests", rows.requests),
         ("tokens", rows.tokens),
+        ("chunks", rows.chunks),
         ("stages", rows.readings.stages),
         ("gauges", rows.readings.gauges),
         ("outputs", rows.outputs),

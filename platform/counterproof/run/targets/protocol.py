@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+from counterproof.plan.schema import ServerConfig
 from counterproof.workload.sealed import SealedRequest
 from intaglio.config import EngineConfig
 
 
 @dataclass(frozen=True)
 class Token:
-    """One emitted token, or (token_id None) a request's end without one. `time_ns`: perf_counter_ns."""
+    """One emitted token, or (token_id None) a request's end without one. `time_ns`: perf_counter_ns.
+
+    A server's chunk has `characters` instead of a token, and `tokens` where the server says how many it holds.
+    """
 
     request_id: str
     index: int
@@ -22,20 +27,29 @@ class Token:
     margin: float | None = None
     finish_reason: str | None = None
     error: str | None = None
+    characters: int | None = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class Output:
-    """A finished request."""
+    """A finished request.
+
+    output_tokens, prompt_tokens  as the server counts them; None where it does not say, or where the ids say it
+    sent_ns                       when the request had left, where that is not when it was handed over
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str | None
     done_ns: int
-    tokens_computed: int
-    cached_tokens: int
+    tokens_computed: int | None
+    cached_tokens: int | None
     error: str | None = None
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    sent_ns: int | None = None
 
 
 @dataclass
@@ -110,6 +124,25 @@ class Target(Protocol):
         """Free everything."""
 
 
+@runtime_checkable
+class RemoteTarget(Target, Protocol):
+    """A server: the client waits for bytes instead of computing, and an answer comes in chunks."""
+
+    stamps: str
+
+    def prepare(self, requests: Sequence[SealedRequest]) -> None:
+        """Whatever can be made before the load."""
+
+    def step_within(self, wait_s: float) -> list[Token]:
+        """Everything that arrived, waiting at most so long for it."""
+
+    def complete(self, request: SealedRequest, output: Output) -> Output:
+        """What is left to do for an output when the load is over."""
+
+    def client_facts(self) -> dict[str, Any]:
+        """How the client itself did."""
+
+
 class Planner(Protocol):
     """What a plan needs to know of a target's model without starting it."""
 
@@ -131,3 +164,11 @@ class TargetKind(Protocol):
 
     def start(self, engine: EngineConfig) -> Target:
         """Start the engine in this process. Raises SetupError or ExecutionError."""
+
+
+@runtime_checkable
+class ServerKind(Protocol):
+    """A kind of target that is a server."""
+
+    def connect(self, engine: EngineConfig, server: ServerConfig, folder: Path) -> RemoteTarget:
+        """Start the server if there is a command, wait for its health, and connect. `folder`: for its log."""

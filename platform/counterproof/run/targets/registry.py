@@ -10,11 +10,14 @@ from counterproof.run.targets.protocol import TargetKind
 
 GROUP = "counterproof.targets"
 INTAGLIO_LOCAL = "intaglio_local"
+HTTP = "http"
+OPENAI = "openai"
+OWN = (INTAGLIO_LOCAL, HTTP, OPENAI)
 
 
 def names() -> list[str]:
     """What `find` knows; nothing is loaded."""
-    return [INTAGLIO_LOCAL, *sorted(point.name for point in importlib.metadata.entry_points(group=GROUP))]
+    return [*OWN, *sorted(point.name for point in importlib.metadata.entry_points(group=GROUP))]
 
 
 def find(name: str) -> TargetKind:
@@ -23,6 +26,10 @@ def find(name: str) -> TargetKind:
         from counterproof.run.targets.intaglio_local import IntaglioLocal
 
         return IntaglioLocal()
+    if name in (HTTP, OPENAI):
+        from counterproof.run.targets.http.kinds import IntaglioHttp, OpenAiServer
+
+        return IntaglioHttp() if name == HTTP else OpenAiServer()
     points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     if name not in points:
         raise InputError(f"there is no target '{name}'", details=[f"there are: {', '.join(names())}"])
