@@ -1,13 +1,19 @@
-"""`intaglio simulate-cache`: what a prefix cache of a given size would hit on a recorded trace."""
+"""`intaglio simulate-cache` and `intaglio explain-miss`: what a prefix cache would hit, and why it did not."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from intaglio.errors import ConfigError
+from intaglio.config import parse_overrides
+from intaglio.errors import ConfigError, PromptEncodingError, RequestError
+from intaglio.intake.explain_miss import Asked, Explanation, explain
+from intaglio.intake.tokenizer import Tokenizer
+from intaglio.loading import identity_of
+from intaglio.models import catalogue
 from intaglio.state.cache_replay import ReplayResult, read_trace, replay
 
 _SIMULATE_EXAMPLES = """\
@@ -20,8 +26,25 @@ examples:
 """
 
 
+_EXPLAIN_EXAMPLES = """\
+A and B are prompts, or files with one (a .json file may hold a list of token ids). Overrides apply to both; those
+of --second to B alone, as when two deployments are compared. The model is not loaded, only its tokenizer.
+
+examples:
+  intaglio explain-miss "Once upon a time" "Once upon  a time"
+  intaglio explain-miss first.txt second.txt --model smollm2-135m --chat
+  intaglio explain-miss doc.txt doc.txt --chat --system-b "Answer briefly." --model smollm2-135m
+  intaglio explain-miss a.txt a.txt --tenant-a alice --tenant-b bob --second dtype=fp32 --json
+"""
+
+
 def register(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to a command line; it sets `func(args, overrides) -> exit code`."""
+    """Add both commands to a command line; they set `func(args, overrides) -> exit code`."""
+    _register_simulate(commands)
+    _register_explain(commands)
+
+
+def _register_simulate(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "simulate-cache",
         help="replay a trace through the prefix cache, without a model",
@@ -35,6 +58,115 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     add("--rows", type=_count, metavar="N", help="only the first N requests")
     add("--json", action="store_true", help="print one JSON object instead of lines")
     parser.set_defaults(func=_simulate, overrides=[])
+
+
+def _register_explain(commands: argparse._SubParsersAction[Any]) -> None:
+    parser = commands.add_parser(
+        "explain-miss",
+        help="why a prompt does not hit what another left in the prefix cache",
+        description="Why prompt B does not hit what prompt A left in the prefix cache.",
+        epilog=_EXPLAIN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("first", metavar="A", help="the prompt that was asked before, or a file")
+    add("second", metavar="B", help="the prompt that should have hit it, or a file")
+    add("overrides", nargs="*", metavar="key=value", help="engine configuration of both")
+    add("--model", metavar="M", help="a folder, a catalogue name or a hub id (default: tiny)")
+    add("--chat", action="store_true", help="put both into the model's chat template")
+    for name in ("a", "b"):
+        add(f"--chat-{name}", action="store_true", help=f"put {name.upper()} into the model's chat template")
+        add(f"--system-{name}", metavar="TEXT", help=f"system message of {name.upper()} (with the template)")
+        add(f"--tenant-{name}", metavar="T", default="", help=f"whose request {name.upper()} is")
+    add(
+        "--second",
+        dest="second_overrides",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="configuration of B alone",
+    )
+    add("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.set_defaults(func=_explain)
+
+
+def _explain(args: argparse.Namespace, overrides: list[str]) -> int:
+    common = [*([] if args.model is None else [f"model={args.model}"]), *overrides]
+    first = _asked(args.first, common, args.chat or args.chat_a, args.system_a, args.tenant_a)
+    second = _asked(
+        args.second,
+        _override(common, args.second_overrides),
+        args.chat or args.chat_b,
+        args.system_b,
+        args.tenant_b,
+    )
+    explanation = explain(first, second)
+    print(json.dumps(explanation.to_dict()) if args.json else "\n".join(_told(explanation)))
+    return 0
+
+
+def _override(common: list[str], own: list[str]) -> list[str]:
+    paths = {token.partition("=")[0] for token in own}
+    return [token for token in common if token.partition("=")[0] not in paths] + own
+
+
+def _asked(given: str, overrides: list[str], chat: bool, system: str | None, tenant: str) -> Asked:
+    """The request as the cache would see it. Raises an IntaglioError that names what cannot be used."""
+    config = parse_overrides(overrides)
+    folder = catalogue.resolve(config.model)
+    tokenizer = Tokenizer(folder)
+    identity = identity_of(
+        config, catalogue.fingerprint(folder), config.kv_cache.format, config.numerics.mode
+    )
+    prompt = _read(given)
+    if isinstance(prompt, tuple):
+        if chat or system is not None:
+            raise RequestError("a prompt of token ids takes no chat template", field="prompt")
+        return Asked(prompt, identity, tokenizer, tenant)
+    if system is not None and not chat:
+        raise RequestError("a system message needs the chat template; add --chat", field="system")
+    if not chat:
+        return Asked(tuple(tokenizer.encode(prompt)), identity, tokenizer, tenant, prompt)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": prompt})
+    return Asked(tuple(tokenizer.apply_chat_template(messages)), identity, tokenizer, tenant, prompt)
+
+
+def _read(given: str) -> str | tuple[int, ...]:
+    """A prompt, or the contents of the file it names."""
+    path = Path(given)
+    try:
+        if not path.is_file():
+            return given
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # a text too long or too odd for a path is no path
+        if isinstance(error, UnicodeDecodeError):
+            raise PromptEncodingError(f"{given} is not UTF-8: {error}", field="prompt") from error
+        return given
+    if path.suffix != ".json":
+        return text
+    try:
+        ids = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"{given} is no JSON: {error}", field="prompt") from error
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise RequestError(f"{given} must hold a list of token ids", field="prompt")
+    return tuple(ids)
+
+
+def _told(explanation: Explanation) -> Iterator[str]:
+    e = explanation
+    yield f"tokens     {e.tokens[0]:,} (A) and {e.tokens[1]:,} (B)"
+    yield f"in common  {e.common_tokens:,} leading tokens, of which B hits {e.hit_tokens:,}"
+    if e.token is not None:
+        yield f"differ at  token {e.token}: id {e.ids[0]} (A) and {e.ids[1]} (B)"
+        yield f"  before   {e.before!r}"
+        yield f"  A        {e.first!r}"
+        yield f"  B        {e.second!r}"
+    for cause in e.causes:
+        yield f"cause      {cause.kind}: {cause.detail}"
+    if not e.causes:
+        yield "cause      none: everything that both have in common is hit"
 
 
 def _simulate(args: argparse.Namespace, overrides: list[str]) -> int:

@@ -147,15 +147,23 @@ def contexts_folder(config: EngineConfig) -> Path:
 
 def cache_identity(config: EngineConfig, loaded: Loaded) -> CacheIdentity:
     """What the contents of a KV block depend on besides its tokens and tenant."""
-    digests, facts = loaded.fingerprint(), loaded.facts
+    facts = loaded.facts
+    numerics = f"{facts.numerics_mode or config.numerics.mode}/{facts.kernel_path}"
+    return identity_of(config, loaded.fingerprint(), facts.kv_format, numerics)
+
+
+def identity_of(
+    config: EngineConfig, digests: Mapping[str, str], kv_format: str, numerics: str
+) -> CacheIdentity:
+    """The same from its parts; digests: sha256 of the model's files by part."""
     layout = ",".join(f"{name}={value}" for name, value in sorted(asdict(config.parallel).items()))
     return CacheIdentity(
         model=digests.get("model", ""),
         rope=digests.get("config", ""),
         dtype=config.dtype,
         weights_format=config.weights.format,
-        kv_format=facts.kv_format,
-        numerics=f"{facts.numerics_mode or config.numerics.mode}/{facts.kernel_path}",
+        kv_format=kv_format,
+        numerics=numerics,
         parallel=layout,
         block_tokens=config.kv_cache.block_tokens,
     )
