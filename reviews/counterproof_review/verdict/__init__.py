@@ -1,0 +1,1 @@
+"""What a replication amounts to: one rule, pure and simulated."""
