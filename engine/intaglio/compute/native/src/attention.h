@@ -117,12 +117,7 @@ class Attend {
 
     // A head's keys (part 0) or values of a tile out of their records, as activations.
     void decode(const uint8_t* const* sources, int64_t h, int64_t part) {
-        const int64_t row = dim_ * int64_t(sizeof(Act));
-        for (int64_t i = 0; i < KEY_TILE; i++) {
-            plain_[i] = sources[i] ? decoded_ + i * row : nullptr;
-            if (sources[i])
-                kv_decode<DOT>(sources[i], job_.kv.format, job_.kv_heads, dim_, part, head_ + h, decoded_ + i * row);
-        }
+        kv_decode<DOT>(sources, KEY_TILE, job_.kv.format, job_.kv_heads, dim_, part, head_ + h, decoded_, plain_);
     }
 
     // Scores to weights; what was summed before shrinks to the new maximum.

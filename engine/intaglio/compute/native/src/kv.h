@@ -125,27 +125,42 @@ IG_INLINE void kv_widen(const uint8_t* codes, int64_t count, void* to, int64_t a
     }
 }
 
-// The inverse: `dim` numbers of fp32, or of bf16 if `half`.
+// The inverse for a tile of tokens: row i of `to` becomes the `dim` numbers, fp32 or bf16 if `half`, of the record at
+// records[i] (null: none), and rows[i] points at it.
 template <bool half>
-static void kv_decode(const uint8_t* record, int64_t format, int64_t kv_heads, int64_t dim, int64_t part, int64_t h,
-                      void* to) {
-    const int64_t number = part * kv_heads + h;
-    const uint8_t* codes = record + ig::kv_parameter_bytes(format, kv_heads) + number * ig::kv_head_bytes(format, dim);
-    if (format == IG_KV_INT4) {
-        uint16_t numbers[2];
-        memcpy(numbers, record + number * 4, 4);
-        const V step = v_set(from_bf16(numbers[0])), low = v_set(from_bf16(numbers[1]));
-        kv_widen(codes, dim / 2, to, 0, half, [&](const uint8_t* p) { return v_fma(v_low_nibbles(p), step, low); });
-        kv_widen(codes, dim / 2, to, dim / 2, half,
-                 [&](const uint8_t* p) { return v_fma(v_high_nibbles(p), step, low); });
-        return;
-    }
-    float one;
-    memcpy(&one, record + number * 4, 4);
-    const V scale = v_set(one);
+static void kv_decode(const uint8_t* const* records, int64_t tokens, int64_t format, int64_t kv_heads, int64_t dim,
+                      int64_t part, int64_t h, uint8_t* to, const uint8_t** rows) {
+    const int64_t number = part * kv_heads + h, row = dim * (half ? 2 : 4), middle = dim / 2;
+    const int64_t first = ig::kv_parameter_bytes(format, kv_heads) + number * ig::kv_head_bytes(format, dim);
+    auto each = [&](auto decode) {
+        for (int64_t i = 0; i < tokens; i++, to += row) {
+            rows[i] = records[i] ? to : nullptr;
+            if (records[i]) decode(records[i] + number * 4, records[i] + first);
+        }
+    };
+    auto scale_at = [](const uint8_t* parameters) {
+        float scale;
+        memcpy(&scale, parameters, 4);
+        return v_set(scale);
+    };
     if (format == IG_KV_INT8)
-        kv_widen(codes, dim, to, 0, half, [&](const uint8_t* p) { return v_mul(v_from_s8(p), scale); });
-    else kv_widen(codes, dim, to, 0, half, [&](const uint8_t* p) { return v_mul(v_from_e4m3(p), scale); });
+        return each([&](const uint8_t* parameters, const uint8_t* codes) {
+            const V scale = scale_at(parameters);
+            kv_widen(codes, dim, to, 0, half, [&](const uint8_t* p) { return v_mul(v_from_s8(p), scale); });
+        });
+    if (format == IG_KV_FP8)
+        return each([&](const uint8_t* parameters, const uint8_t* codes) {
+            const V scale = scale_at(parameters);
+            kv_widen(codes, dim, to, 0, half, [&](const uint8_t* p) { return v_mul(v_from_e4m3(p), scale); });
+        });
+    each([&](const uint8_t* parameters, const uint8_t* codes) {
+        uint16_t numbers[2];
+        memcpy(numbers, parameters, 4);
+        const V step = v_set(from_bf16(numbers[0])), low = v_set(from_bf16(numbers[1]));
+        kv_widen(codes, middle, to, 0, half, [&](const uint8_t* p) { return v_fma(v_low_nibbles(p), step, low); });
+        kv_widen(codes, middle, to, middle, half,
+                 [&](const uint8_t* p) { return v_fma(v_high_nibbles(p), step, low); });
+    });
 }
 
 }  // namespace IG_NS
