@@ -154,7 +154,7 @@ class FakeTarget:
 
     def _noise(self, together: int) -> float:
         """Fast mode rounds differently in company; invariant mode does not."""
-        fast = self._engine.numerics.mode == "fast"
+        fast = self._engine.numerics.mode != "invariant"
         lossy = self._arm == "candidate" and bool(self._fault.get("lossy"))
         return (0.25 if fast and together > 1 else 0.0) + (1.0 if lossy else 0.0)
 

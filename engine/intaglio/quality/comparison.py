@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from intaglio.config import EngineConfig, Scalar
@@ -15,12 +15,28 @@ Tell = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`total` over all sequences, `each` sequence by itself, and what really ran on either side."""
+    """What was compared, sequence by sequence, and what really ran on either side."""
 
-    total: Quality
-    each: tuple[Quality, ...]
+    parts: tuple[Positions, ...]
     reference: dict[str, Scalar]
     candidate: dict[str, Scalar]
+
+    @property
+    def total(self) -> Quality:
+        """Over all sequences."""
+        return self.over(range(len(self.parts)))
+
+    @property
+    def each(self) -> tuple[Quality, ...]:
+        """Every sequence by itself."""
+        return tuple(part.summary() for part in self.parts)
+
+    def over(self, numbers: Iterable[int]) -> Quality:
+        """Over the sequences of these numbers. Raises ConfigError for none."""
+        together = Positions()
+        for number in numbers:
+            together.extend(self.parts[number])
+        return together.summary()
 
 
 def compare(
@@ -66,8 +82,7 @@ def _read(
     left_out: Sequence[int],
     tell: Tell | None,
 ) -> Comparison:
-    total = Positions()
-    each: list[Quality] = []
+    parts: list[Positions] = []
     done, in_all = 0, sum(len(sequence) - 1 for sequence in sequences)
     for number, (sequence, skipped) in enumerate(zip(sequences, left_out, strict=True)):
         own, start = Positions(), 0
@@ -80,9 +95,8 @@ def _read(
             if tell is not None:
                 tell(done + start, in_all)
         done += start
-        each.append(own.summary())
-        total.extend(own)
-    return Comparison(total.summary(), tuple(each), left.effective_config(), right.effective_config())
+        parts.append(own)
+    return Comparison(tuple(parts), left.effective_config(), right.effective_config())
 
 
 def _same_vocabulary(left: Scorer, right: Scorer) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from counterproof.decide.words import cell_words, change, metric_words, number
+from counterproof.measure.quality import QUALITY
 
 NEVER_TESTED = (
     "hardware other than this machine",
@@ -197,6 +198,12 @@ def _trigger(comparison: Mapping[str, Any], rail: Mapping[str, Any]) -> dict[str
             "any output that differs from the baseline's beyond a near tie",
             "every sampled request",
         )
+    elif rail["metric"] in QUALITY:
+        known, trigger["threshold"] = QUALITY[rail["metric"]], rail.get("limit")
+        side = "below" if known.better == "higher" else "above"
+        margin = known.perfect + (-rail["margin"] if side == "below" else rail["margin"])
+        condition = f"{name} {side} {margin:g} on the same text"
+        window = "every new build or model"
     elif rail["kind"] == "exact":
         limit = rail.get("limit")
         trigger["threshold"] = limit

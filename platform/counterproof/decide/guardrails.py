@@ -15,6 +15,7 @@ from counterproof.decide.eprocess import fires
 from counterproof.measure.compare import metric_key
 from counterproof.measure.holm import holm
 from counterproof.measure.interval import t_interval, t_p_value
+from counterproof.measure.quality import QUALITY, distance, quality_value
 
 PASS, HARM, UNPROVEN = "PASS", "HARM", "UNPROVEN"
 ALPHA = 0.05
@@ -130,6 +131,8 @@ def _blocks_needed(s: float, edge: float) -> int:
 def _judge_exact(comparison: Mapping[str, Any], found: Mapping[str, Any], rail: dict[str, Any]) -> _Verdict:
     if rail["metric"] == "outputs":
         return _outputs(comparison)
+    if rail["metric"] in QUALITY:
+        return _quality(comparison, rail)
     arms = found.get("arms", {})
     base, other = (arms.get(arm, {}).get("per_block", []) for arm in ("baseline", "candidate"))
     if not base or not other:
@@ -157,6 +160,20 @@ def _outputs(comparison: Mapping[str, Any]) -> _Verdict:
     same, near = divergence["identical"], divergence["harmless"]
     detail = f"{equivalence['requests']} requests bitwise equal in invariant mode"
     return PASS, f"{detail}; timed: {same} of {divergence['compared']} identical, {near} near ties"
+
+
+def _quality(comparison: Mapping[str, Any], rail: dict[str, Any]) -> _Verdict:
+    """The margin is the largest accepted distance from the perfect value."""
+    metric = str(rail["metric"])
+    value, reason = quality_value(comparison.get("quality"), metric)
+    if value is None:
+        return UNPROVEN, reason
+    known = QUALITY[metric]
+    sign = -1.0 if known.better == "higher" else 1.0
+    rail["value"], rail["limit"] = value, known.perfect + sign * float(rail["margin"])
+    word = "least" if known.better == "higher" else "most"
+    text = f"{value:.6g} {known.unit}, registered bound: at {word} {rail['limit']:g}"
+    return (PASS if distance(metric, value) <= float(rail["margin"]) else HARM), text
 
 
 def _error_rate(base: list[float], other: list[float], rail: dict[str, Any]) -> _Verdict:

@@ -20,6 +20,12 @@ _METRICS = {
     "weight_bytes": "weight bytes",
     "tokens_computed": "computed tokens",
     "outputs": "outputs",
+    "quality_kl_mean": "divergence from the baseline (KL, mean)",
+    "quality_kl_p99": "divergence from the baseline (KL, p99)",
+    "quality_top1": "agreement of the best token",
+    "quality_max_dlogit": "largest change of a logit",
+    "quality_ppl_ratio": "perplexity of held-out text over the baseline's",
+    "quality_batch_dlogit": "change of a logit by the company of other requests",
 }
 _CHECKS = {
     "a_a": "A/A: again against baseline",

@@ -16,6 +16,7 @@ from counterproof.measure.memory import memory_facts
 from counterproof.measure.metrics import METRICS
 from counterproof.measure.noise import Gate, a_a_gate
 from counterproof.measure.percentile import METHOD
+from counterproof.measure.quality import quality_of
 from counterproof.measure.scope import scope_of
 from counterproof.measure.stages import waterfall
 from counterproof.measure.table import Family, metric_entry
@@ -40,6 +41,7 @@ def compare(study: StudyData) -> dict[str, Any]:
     differences = find_differences(study)
     checks = check_validity(study, gate, equivalence, divergences, differences)
     valid = is_valid(checks)
+    quality = quality_of(study)
     _close_claims(metrics, plan, valid, study.final)
     return {
         "schema": SCHEMA,
@@ -66,6 +68,7 @@ def compare(study: StudyData) -> dict[str, Any]:
         "validity": [check.as_dict() for check in checks],
         "valid": valid,
         "equivalence": equivalence.facts(),
+        **({} if quality is None else {"quality": quality}),
         "divergence": {arm: d.facts(equivalence.threshold) for arm, d in divergences.items()},
         "hard_limits": hard_limits(study, equivalence, candidate),
         "diffs": differences.facts(),

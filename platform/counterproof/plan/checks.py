@@ -8,6 +8,7 @@ from counterproof.errors import InputError, RefusedError
 from counterproof.measure.bottleneck import KINDS as KINDS_OF_BOTTLENECK
 from counterproof.measure.metrics import METRICS, QUANTILES
 from counterproof.measure.percentile import PERCENTILES, floor_count
+from counterproof.measure.quality import QUALITY, STATISTIC
 from counterproof.plan.load_checks import load_faults
 from counterproof.plan.schema import ExperimentConfig
 
@@ -75,8 +76,11 @@ def _study(config: ExperimentConfig, exploratory: bool) -> Iterator[str]:
         yield "study.attempts must be at least 1"
     if config.engine.inject.step_delay_us:
         yield "engine.inject.step_delay_us belongs to the slowed arm; leave it at 0"
-    if config.engine.numerics.mode != "fast" and study.equivalence_requests:
-        yield "engine.numerics.mode is set by the equivalence phase; leave it at fast, or ask for no such phase"
+    if lossless and config.factor is not None and config.factor.path == "engine.numerics.mode":
+        yield (
+            "engine.numerics.mode is what the bitwise comparison sets, so it cannot be the lossless factor; "
+            "declare lossless: false and register a quality bound"
+        )
 
 
 def _workload(config: ExperimentConfig) -> Iterator[str]:
@@ -121,6 +125,10 @@ def _metrics(config: ExperimentConfig) -> Iterator[str]:
         if (rail.metric, rail.statistic) in seen:
             yield f"{name} is given twice"
         seen.add((rail.metric, rail.statistic))
+        if rail.metric in QUALITY and (config.factor is None or config.factor.lossless):
+            yield f"{name}: quality is measured where the factor declares lossless: false"
+        elif rail.metric in QUALITY and not config.study.equivalence_requests:
+            yield f"{name}: quality is measured on study.equivalence_requests, which is 0"
         yield from _measurable(name, rail.metric, rail.statistic, rail.better, rail.kind)
         yield from _resolvable(name, rail.metric, rail.statistic, config)
 
@@ -130,6 +138,10 @@ def _measurable(name: str, metric: str, statistic: str, better: str, kind: str) 
     if metric == OUTPUTS[0]:
         if (metric, statistic, kind) != OUTPUTS:
             yield f"{name}: outputs are compared as 'identical', by kind exact"
+        return
+    if metric in QUALITY:
+        if (statistic, kind, better) != (STATISTIC, "exact", QUALITY[metric].better):
+            yield f"{name}: it is '{STATISTIC}', judged by kind exact, better {QUALITY[metric].better}"
         return
     known = METRICS.get(metric)
     if known is None:

@@ -216,6 +216,8 @@ class StudyRunner:
     def _spec(self, place: Place, folder: Path) -> RunSpec:
         config = self.plan["arms"][place.arm]["config"]
         workload, sha = self._workload(place.block)
+        lossless = (self.plan["factor"] or {}).get("lossless") is not False
+        judged = place.block is None and place.arm == "candidate" and not lossless
         return RunSpec(
             target=self.plan["target"],
             phase=RunKey(place.block, place.arm, 1).phase,
@@ -229,8 +231,14 @@ class StudyRunner:
             folder=str(folder),
             parent_pid=0,
             composition=place.block is None and place.arm == "baseline",
+            lossless=lossless,
+            reference=self._flat_engine("baseline") if judged else None,
             server={path[7:]: value for path, value in config.items() if path.startswith("server.")},
         )
+
+    def _flat_engine(self, arm: str) -> dict[str, Any]:
+        config = self.plan["arms"][arm]["config"]
+        return {path[7:]: value for path, value in config.items() if path.startswith("engine.")}
 
     def _workload(self, block: int | None) -> tuple[Path, str]:
         sha = verify.workload_sha256(self.plan, block)

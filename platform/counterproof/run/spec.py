@@ -17,7 +17,9 @@ class RunSpec:
     spawned_ns        perf_counter_ns just before the process was started: start-up counts from there
     origins           from which folder the harness imports each package: the process must import the same
     server            flat configuration of a server target (without the prefix `server.`); it holds no key
-    composition       equivalence phase: also measure how much batching moves the baseline's fast logits
+    composition       equivalence phase: also measure how much batching moves the baseline's logits
+    lossless          equivalence phase: whether outputs must stay the same; else the phase measures quality
+    reference         quality: the baseline's engine configuration, in the candidate's process
     """
 
     target: str
@@ -33,6 +35,8 @@ class RunSpec:
     parent_pid: int
     spawned_ns: int = 0
     composition: bool = False
+    lossless: bool = True
+    reference: dict[str, Any] | None = None
     server: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 

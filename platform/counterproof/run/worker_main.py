@@ -39,7 +39,9 @@ def main() -> int:
     report = Reporter()
     try:
         code_identity.check_origins(spec.origins)
-        if spec.phase == "equivalence":
+        if spec.phase == "equivalence" and not spec.lossless:
+            _quality(spec, report)
+        elif spec.phase == "equivalence":
             _equivalence(spec, report)
         else:
             _timed(spec, report)
@@ -142,9 +144,31 @@ def _start(spec: RunSpec) -> Target:
     return kind.start(_engine(spec))
 
 
+def _quality(spec: RunSpec, report: Reporter) -> None:
+    from counterproof.run import equivalence, quality
+
+    requests = sealed.read(Path(spec.workload), spec.workload_sha256)
+    report.tell("ready", total=len(requests))
+    reference = None if spec.reference is None else _config(spec.reference)
+    kind = registry.find(spec.target)
+    phase = quality.run_phase(kind, _engine(spec), reference, requests, report.count)
+    result = {
+        "startup_ms": (phase.ready_ns - spec.spawned_ns) / 1e6,
+        "counters": phase.target.counters(),
+        "warmup_counters": {},
+        **_facts(phase.target, {"end": _observe()}),
+    }
+    phase.target.close()
+    _write(spec, equivalence.rows(requests, phase.results), phase.events, result)
+
+
 def _engine(spec: RunSpec) -> EngineConfig:
+    return _config(spec.engine)
+
+
+def _config(flat: dict[str, Any]) -> EngineConfig:
     try:
-        return from_flat(spec.engine)
+        return from_flat(flat)
     except ConfigError as error:
         raise InputError(f"engine.{error}") from error
 

@@ -85,7 +85,8 @@ def folder(tmp_path: Path, repository: Path) -> Path:
     place = tmp_path / "experiments"
     shutil.copytree(repository / "experiments", place)
     (place / "engine" / "wide.yaml").write_text(
-        "model: smollm2-135m\ndtype: bf16\nscheduler: {max_running: 32, token_budget: 4096}\n"
+        "model: smollm2-135m\ndtype: bf16\nnumerics: {mode: fast}\n"
+        "scheduler: {max_running: 32, token_budget: 4096}\n"
     )
     text = (place / "kv_cache.yaml").read_text().replace("name: kv_cache", "name: bundle")
     head, _, rest = text.partition("factor:")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from counterproof.errors import ExecutionError, InputError, SetupError
-from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Token
+from counterproof.run.targets import intaglio_quality
+from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Tell, Token
 from counterproof.workload.sealed import SealedRequest
 from intaglio.compute.native import build
 from intaglio.config import EngineConfig
@@ -35,6 +36,17 @@ class IntaglioLocal:
     def start(self, engine: EngineConfig) -> IntaglioTarget:
         """Load the model in this process. Raises InputError or SetupError."""
         return IntaglioTarget(engine)
+
+    def quality(
+        self,
+        reference: EngineConfig,
+        candidate: EngineConfig,
+        requests: Sequence[SealedRequest],
+        outputs: Sequence[Sequence[int]],
+        tell: Tell,
+    ) -> list[dict[str, Any]]:
+        """See QualityKind.quality."""
+        return intaglio_quality.measure(reference, candidate, requests, outputs, tell)
 
 
 class IntaglioPlanner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -164,6 +164,28 @@ class TargetKind(Protocol):
 
     def start(self, engine: EngineConfig) -> Target:
         """Start the engine in this process. Raises SetupError or ExecutionError."""
+
+
+Tell = Callable[[int, int], None]
+
+
+@runtime_checkable
+class QualityKind(Protocol):
+    """A kind of target that can compare the predictions of two of its configurations."""
+
+    def quality(
+        self,
+        reference: EngineConfig,
+        candidate: EngineConfig,
+        requests: Sequence[SealedRequest],
+        outputs: Sequence[Sequence[int]],
+        tell: Tell,
+    ) -> list[dict[str, Any]]:
+        """Teacher forcing over the requests with these outputs, and over held-out text.
+
+        One dict of facts a scope ("all", "held_out", "request" with its request_index): positions, kl_mean, kl_p99,
+        top1_agreement, max_dlogit, perplexities and their ratio. `tell`: (predictions made, in all).
+        """
 
 
 @runtime_checkable
