@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "kv_layout.h"
 
 namespace {
 
@@ -129,6 +130,31 @@ void attention(IgContext* context) {
                 }
 }
 
+// A quantised store whose last record ends with its memory: written and read back, whole heads and odd ones.
+void quantised(IgContext* context) {
+    for (int64_t format = IG_KV_FP8; format <= IG_KV_INT4; format++)
+        for (int64_t dim : {2, 16, 30, 64, 130})
+            for (int64_t count : {1, 40})
+                for (int64_t before : {0, 62, 71}) {
+                    const int64_t kv_heads = 3, heads = 6, size = 16, length = before + count;
+                    const int64_t blocks = (length + size - 1) / size;
+                    Exact<uint8_t> store(length * ig::kv_token_bytes(format, kv_heads, dim));
+                    Exact<float> x = floats(length * 2 * kv_heads * dim), q = floats(count * heads * dim);
+                    Exact<float> out(count * heads * dim), lse(count * heads);
+                    Exact<int32_t> table(blocks), slots(length);
+                    for (int64_t i = 0; i < blocks; i++) *table.at(i) = int32_t(i);
+                    for (int64_t i = 0; i < length; i++) *slots.at(i) = int32_t(i);
+                    IgKv kv = {store.at(), 0, size, format};
+                    check(ig_kv_store(context, x.at(), slots.at(), length, &kv, 0, kv_heads, dim) == 0, "kv store");
+                    Exact<IgRow> row(1);
+                    *row.at() = {0, count, before, 0, 0};
+                    IgAttention job = {q.at(), out.at(), lse.at(), row.at(), table.at(), kv, 0, 1,
+                                       heads, kv_heads, dim, before % 2 ? 33 : 0, dim % 16 == 0};
+                    check(ig_attention(context, &job) == 0, "quantised attention");
+                    for (int64_t i = 0; i < out.size; i++) check(std::isfinite(*out.at(i)), "quantised value");
+                }
+}
+
 void rows(IgContext* context) {
     for (int64_t width : {1, 3, 16, 17, 64, 100}) {
         Exact<float> x = floats(3 * width), weight = floats(width), y(3 * width), z(3 * width);
@@ -200,6 +226,7 @@ int main() {
             if (!context) continue;
             linears(context);
             attention(context);
+            quantised(context);
             rows(context);
             forward(context, IG_FP32);
             forward(context, IG_BF16);
