@@ -62,7 +62,11 @@ class ApiError(Exception):
 def of_engine(error: IntaglioError, *, prompt_field: str = "prompt", retry_after: int = 1) -> ApiError:
     """The engine's refusal as an API error. prompt_field: what the request calls its prompt."""
     status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), None)
-    if status is None:
+    if error.field == "context_cache.folder":
+        status = 507  # the server's disk, not the client's request
+    elif type(error) is IntaglioError:
+        status = 503  # the engine is closed, or closing
+    elif status is None:
         status = 400 if isinstance(error, (RequestError, errors.ConfigError, errors.ModelError)) else 500
     param = prompt_field if error.field in ("prompt", "messages") else error.field or None
     headers = {"retry-after": str(retry_after)} if status == 429 else None

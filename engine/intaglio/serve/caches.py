@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from intaglio.contexts import ContextInfo
 from intaglio.errors import IntaglioError
-from intaglio.intake.request import Prompt
 from intaglio.serve import json_body
-from intaglio.serve.api_error import ApiError, of_engine
+from intaglio.serve.api_error import of_engine
 from intaglio.serve.fields import CacheBody, RefreshBody
 from intaglio.serve.keys import Caller
 from intaglio.serve.service import Service
@@ -20,48 +20,11 @@ from intaglio.serve.service import Service
 Result = TypeVar("Result")
 
 
-class ContextInfo(Protocol):
-    """What is known of a context. Times are ISO 8601 in UTC."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def created_utc(self) -> str: ...
-    @property
-    def expires_utc(self) -> str | None: ...
-    @property
-    def version(self) -> Any: ...
-    @property
-    def sha256(self) -> str: ...
-
-
-class Contexts(Protocol):
-    """The engine's explicit context cache; each call may compute or read a disk."""
-
-    def create(
-        self, prompt: Prompt, *, tenant: str = "", ttl_s: float | None = None, name: str | None = None
-    ) -> ContextInfo: ...
-
-    def get(self, context_id: str, tenant: str, /) -> ContextInfo: ...
-
-    def list(self, tenant: str, /) -> Any: ...
-
-    def delete(self, context_id: str, tenant: str, /) -> object: ...
-
-    def refresh(self, context_id: str, tenant: str, ttl_s: float, /) -> ContextInfo: ...
-
-
 async def create(service: Service, request: Request, caller: Caller) -> Response:
     """POST /v1/caches."""
     body = await json_body.read(request, CacheBody, service.limits)
     service.check_model(body.model)
-    contexts = _contexts(service)
+    contexts = service.current.engine.contexts
     places = service.current.places
     places.take(1)
     try:
@@ -76,40 +39,31 @@ async def create(service: Service, request: Request, caller: Caller) -> Response
 
 async def list_all(service: Service, _: Request, caller: Caller) -> Response:
     """GET /v1/caches."""
-    infos = await _call(lambda: _contexts(service).list(caller.tenant))
+    infos = await _call(lambda: service.current.engine.contexts.list(caller.tenant))
     return JSONResponse({"object": "list", "data": [_document(info) for info in infos]})
 
 
 async def get(service: Service, request: Request, caller: Caller) -> Response:
     """GET /v1/caches/{id}."""
     name = request.path_params["id"]
-    return JSONResponse(_document(await _call(lambda: _contexts(service).get(name, caller.tenant))))
+    return JSONResponse(
+        _document(await _call(lambda: service.current.engine.contexts.get(name, caller.tenant)))
+    )
 
 
 async def refresh(service: Service, request: Request, caller: Caller) -> Response:
     """POST /v1/caches/{id}."""
     body = await json_body.read(request, RefreshBody, service.limits)
     name = request.path_params["id"]
-    info = await _call(lambda: _contexts(service).refresh(name, caller.tenant, body.ttl_s))
+    info = await _call(lambda: service.current.engine.contexts.refresh(name, caller.tenant, body.ttl_s))
     return JSONResponse(_document(info))
 
 
 async def delete(service: Service, request: Request, caller: Caller) -> Response:
     """DELETE /v1/caches/{id}."""
     name = request.path_params["id"]
-    await _call(lambda: _contexts(service).delete(name, caller.tenant))
+    await _call(lambda: service.current.engine.contexts.delete(name, caller.tenant))
     return JSONResponse({"id": name, "object": "cache", "deleted": True})
-
-
-def _contexts(service: Service) -> Contexts:
-    contexts: Contexts | None = getattr(service.current.engine, "contexts", None)
-    if contexts is None:
-        raise ApiError(
-            400,
-            "this server keeps no contexts; start it with context_cache.enabled=true",
-            code="context_cache_disabled",
-        )
-    return contexts
 
 
 async def _call(work: Callable[[], Result]) -> Result:

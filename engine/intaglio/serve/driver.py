@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from typing import Any
 
 from intaglio.engine import Engine
 from intaglio.errors import IntaglioError, UnknownRequestError
@@ -37,7 +35,6 @@ class EngineDriver:
         self._folded = 0.0
         self.stage_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.event_counts: Counter[str] = Counter()
-        self._accepted = set(inspect.signature(engine.add).parameters)
         self._thread = threading.Thread(target=self._run, name="intaglio-engine", daemon=True)
         self._thread.start()
 
@@ -57,12 +54,15 @@ class EngineDriver:
         began = self._step_began
         return time.monotonic() - began if began else 0.0
 
-    def takes(self, option: str) -> bool:
-        """Whether the engine's requests have this option (tenant, context)."""
-        return option in self._accepted
-
     def submit(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, sink: Channel, options: dict[str, Any]
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Channel,
+        *,
+        tenant: str,
+        context: str | None,
     ) -> None:
         """Admit a request whose events go to `sink`. Raises the engine's refusal, and leaves nothing behind.
 
@@ -72,7 +72,7 @@ class EngineDriver:
             raise IntaglioError(f"the engine is not running: {self._failure or 'it is being closed'}")
         self._sinks[request_id] = sink
         try:
-            self.engine.add(prompt, params, request_id=request_id, **options)
+            self.engine.add(prompt, params, request_id=request_id, tenant=tenant, context=context)
         except BaseException:
             self._sinks.pop(request_id, None)
             raise

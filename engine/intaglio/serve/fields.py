@@ -162,7 +162,7 @@ class CacheBody(_Strict):
 
     prompt: str | list[int] = Field(description="the document: a text or token ids")
     model: str | None = Field(None, description="the name that /v1/models lists")
-    name: str | None = Field(None, description="a text", max_length=256)
+    name: str | None = Field(None, description="a text", max_length=200)
     ttl_s: float | None = Field(None, description="seconds to keep it, a positive number", gt=0, le=1e9)
 
 

@@ -85,8 +85,8 @@ async def _room(service: Service, ids: list[int], context: str | None, caller: C
     """Output tokens for a chat that names no limit: the default, or what the model's context leaves."""
     length = service.current.engine.max_model_len
     used = len(ids)
-    contexts = getattr(service.current.engine, "contexts", None)
-    if context is not None and contexts is not None:
+    contexts = service.current.engine.contexts
+    if context is not None:
         try:
             used += (await asyncio.to_thread(contexts.get, context, caller.tenant)).tokens
         except IntaglioError as error:

@@ -126,14 +126,12 @@ class Generation:
 
     def _submit(self) -> None:
         order, driver = self._order, self.deployment.driver
-        options = {"tenant": order.tenant} if driver.takes("tenant") else {}
-        if order.context is not None:
-            options["context"] = order.context
         for name, prompt in zip(list(self._open), order.prompts, strict=True):
             # Every prompt is a request of its own, sampled as it would be alone.
             if self._closed:
                 return
-            driver.submit(name, prompt, order.params, self._channel, options)
+            sink, tenant = self._channel, order.tenant
+            driver.submit(name, prompt, order.params, sink, tenant=tenant, context=order.context)
             if self._closed:  # the client left meanwhile, and nobody else will end this one
                 driver.drop(name)
 

@@ -73,14 +73,7 @@ class Service:
             )
 
     def generation(self, order: Order) -> Generation:
-        """A generation on the engine in service. Raises ApiError when a context is asked for and there are none."""
-        if order.context is not None and not self.current.driver.takes("context"):
-            raise ApiError(
-                400,
-                "this server keeps no contexts; leave context out",
-                code="context_cache_disabled",
-                param="context",
-            )
+        """A generation on the engine in service."""
         return Generation(self.current, order, self.metrics, timeout_s=self.limits.request_timeout_s)
 
     async def swap(self, config: EngineConfig) -> bool:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -56,7 +57,9 @@ def site(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """One server with keys and a prefix cache for the module."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"{FIRST} one admin\n{SECOND} two\n")
-    with served(tiny_model, "--api-keys", str(keys), "prefix_cache.enabled=true") as (process, url):
+    folder = tmp_path_factory.mktemp("contexts")
+    caches = ["prefix_cache.enabled=true", "context_cache.enabled=true", f"context_cache.folder={folder}"]
+    with served(tiny_model, "--api-keys", str(keys), *caches) as (process, url):
         yield url, process
 
 
@@ -128,6 +131,36 @@ def test_a_second_tenant_sees_no_hit_of_the_first(site: tuple[str, Any]) -> None
     assert hits[0] == hits[2] == 0
     assert hits[1] == hits[3] > 0
     assert len(set(texts)) == 1
+
+
+def test_a_context_is_computed_once_used_by_id_and_its_tenants_alone(site: tuple[str, Any]) -> None:
+    document = "A module is a file of Python code; importing it runs the file once. " * 6
+    question: Any = {"model": "tiny", "prompt": [40, 41, 42, 43], "max_tokens": 16, "temperature": 0}
+    own = httpx.Client(base_url=site[0], headers={"authorization": f"Bearer {FIRST}"}, timeout=DEADLINE_S)
+    other = httpx.Client(base_url=site[0], headers={"authorization": f"Bearer {SECOND}"}, timeout=DEADLINE_S)
+    with own, other, client(site[0]) as http:
+        cache = own.post("caches", json={"prompt": document, "ttl_s": 600, "name": "modules"}).json()
+        assert [entry["id"] for entry in own.get("caches").json()["data"]] == [cache["id"]]
+        used = {"context": cache["id"]}
+        answers = [http.completions.create(**question, extra_body=used) for _ in range(2)]
+        whole: Any = answers[0].usage
+        assert whole.prompt_tokens == cache["tokens"] + 4
+        assert cache["tokens"] >= whole.prompt_tokens_details.cached_tokens > cache["tokens"] - 16
+        shown = own.post("completions", json={**question, **used, "return_token_ids": True}).json()
+        inlined = shown["choices"][0]["prompt_token_ids"]
+        assert len(inlined) == whole.prompt_tokens
+        with client(site[0], SECOND) as second:
+            alone = second.completions.create(**{**question, "prompt": inlined})
+        assert [answer.choices[0].text for answer in answers] == [alone.choices[0].text] * 2
+        for answer in (
+            other.post("completions", json={**question, **used}),
+            other.get(f"caches/{cache['id']}"),
+            other.delete(f"caches/{cache['id']}"),
+        ):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_context")
+        assert own.delete(f"caches/{cache['id']}").json()["deleted"] is True
+        with pytest.raises(openai.NotFoundError):
+            http.completions.create(**question, extra_body=used)
 
 
 def test_the_official_client_sees_typed_errors(site: tuple[str, Any]) -> None:

@@ -175,23 +175,20 @@ def test_every_request_carries_its_keys_tenant_and_context_to_the_engine(
 ) -> None:
     async def go() -> None:
         service = serve(keys=keys)
-        seen: list[dict[str, Any]] = []
-        driver = service.current.driver
-        original = driver.submit
+        seen: list[tuple[str, str | None]] = []
+        engine = service.current.engine
+        original = engine.add
 
-        def watched(*arguments: Any) -> None:
-            seen.append(arguments[-1])
-            original(*arguments[:-1], {})
+        def watched(*arguments: Any, tenant: str, context: str | None, **options: Any) -> str:
+            seen.append((tenant, context))
+            return str(original(*arguments, tenant=tenant, **options))
 
-        driver.submit, driver.takes = watched, lambda option: option in ("tenant", "context")
+        engine.add = watched
         async with web.client(service) as http:
             for key in (FIRST, SECOND):
                 fields = {"prompt": ["a", "b"], "context": "ctx-1", "max_tokens": 1}
-                assert (
-                    await http.post("/v1/completions", json=fields, headers=bearer(key))
-                ).status_code == 200
-        assert (
-            seen == [{"tenant": "one", "context": "ctx-1"}] * 2 + [{"tenant": "two", "context": "ctx-1"}] * 2
-        )
+                answer = await http.post("/v1/completions", json=fields, headers=bearer(key))
+                assert answer.status_code == 200
+        assert seen == [("one", "ctx-1")] * 2 + [("two", "ctx-1")] * 2
 
     asyncio.run(go())
