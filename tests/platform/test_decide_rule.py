@@ -260,3 +260,30 @@ def test_whole_studies(
     study = load_study(build_study(**{**SMALL, **fields}))
     found = decide(study.plan, compare(study), FULL)
     assert (found["fired"], found["decision"]) == (fired, decision), found["because"]
+
+
+def _first(blocks: int, planned: int) -> dict[str, Any]:
+    """A study of `planned` blocks of which only the first ones were run."""
+    arms = ("baseline", "candidate", "again", "slowed")
+    return {"blocks": planned, "missing": tuple((b, arm) for b in range(blocks, planned) for arm in arms)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "decision", "futile"),
+    [
+        ({**_first(7, 12), "decode_ratio": 1.0}, "HOLD", True),
+        ({**_first(7, 12), "decode_ratio": 0.5}, "CONTINUE", False),
+        ({**_first(6, 13), "decode_ratio": 1.0}, "CONTINUE", False),  # before half of the blocks
+        ({**_first(7, 12), "decode_ratio": 1.0, "run_sd": 0.15}, None, False),  # too noisy to call it futile
+    ],
+)
+def test_futile_blocks_are_not_run(
+    build_study: Callable[..., Path], fields: dict[str, Any], decision: str | None, futile: bool
+) -> None:
+    study = load_study(build_study(**{**SMALL, **fields}))
+    found = decide(study.plan, compare(study))
+    step = found["trace"][4]
+    assert step["inputs"]["futile"] is futile
+    if decision is not None:
+        assert (found["fired"], found["decision"]) == ("5 blocks left", decision), found["because"]
+    assert ("futile" in step["because"]) is futile

@@ -87,7 +87,7 @@ def finish(store: Store, paths: StudyPaths, *, gate: bool, packet: bool) -> int:
                 console.note(f"{lost} was cut off; it is kept, journalled as lost, and not counted")
             try:
                 runner.run_missing(
-                    lambda _block: judge.harm_is_proven(paths), lambda: judge.why_extend(paths)
+                    lambda _block: judge.must_stop(paths), lambda: judge.why_extend(paths)
                 )
             except KeyboardInterrupt:
                 Journal(paths.journal).append("interrupted")

@@ -3,7 +3,8 @@
 First match wins:
 1 evidence invalid -> HOLD (ROLLBACK when already serving blind). 2 hard limit broken -> ROLLBACK. 3 harm proven, or
 the sequential harm test fires -> ROLLBACK. 4 everything proven and replicated -> PROMOTE to exactly the scope run.
-5 blocks left -> CONTINUE. 6 HOLD. There is no other way to PROMOTE: no data, a timeout or silence end in HOLD.
+5 blocks left -> CONTINUE, or from half of them on HOLD if the primary's upper bound lies below the smallest effect of
+interest: more blocks would be futile, and stopping for futility cannot make a claim. 6 HOLD. There is no other way to PROMOTE: no data, a timeout or silence end in HOLD.
 Before the last block only rules 1, 2 and the harm e-process of rule 3 can end a study.
 """
 
@@ -72,7 +73,7 @@ def judge_primary(plan: Mapping[str, Any], comparison: Mapping[str, Any]) -> dic
     sign = 1.0 if registered["better"] == "higher" else -1.0
     gains = [None if d is None else sign * d for d in effect.get("d", [])]
     both = t_interval(gains, alpha=0.10)
-    least = None if both is None else both.low
+    least, most = (None, None) if both is None else (both.low, both.high)
     return {
         "metric": registered["metric"],
         "statistic": registered["statistic"],
@@ -83,6 +84,7 @@ def judge_primary(plan: Mapping[str, Any], comparison: Mapping[str, Any]) -> dic
         "noise_floor": entry.get("noise_floor"),
         "mde": entry.get("mde"),
         "least_gain": None if least is None else math.expm1(least),
+        "most_gain": None if most is None else math.expm1(most),
         "above_sesoi": least is not None and least > math.log1p(float(registered["sesoi"])),
         "verdict": entry.get("verdict", "not measured"),
         "reason": entry.get("reason", "the metric was not compared"),
@@ -102,7 +104,7 @@ def _trace(
         _hard_limit(comparison),
         _harm(comparison, rails),
         _promote(plan, comparison, context, rails, primary),
-        _continue(comparison),
+        _continue(comparison, primary),
         _hold(plan, rails, primary, context),
     ]
 
@@ -184,12 +186,17 @@ def _promote(
     return _step("4 promote", not missing, PROMOTE, because, **conditions)
 
 
-def _continue(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    left = int(comparison["blocks_planned"]) - len(comparison["blocks"])
-    because = (
-        f"{left} of {comparison['blocks_planned']} blocks are left" if left else "all planned blocks are done"
-    )
-    return _step("5 blocks left", left > 0, CONTINUE, because, blocks_left=left)
+def _continue(comparison: Mapping[str, Any], primary: Mapping[str, Any]) -> dict[str, Any]:
+    planned, done = int(comparison["blocks_planned"]), len(comparison["blocks"])
+    left, most = planned - done, primary["most_gain"]
+    futile = left > 0 and 2 * done >= planned and most is not None and most < float(primary["sesoi"])
+    because = f"{left} of {planned} blocks are left" if left else "all planned blocks are done"
+    if futile:
+        because += (
+            f", and they would be futile: the gain is at most {100 * most:.1f} % (95 %, one-sided), "
+            f"the smallest of interest {100 * float(primary['sesoi']):g} %"
+        )
+    return _step("5 blocks left", left > 0, HOLD if futile else CONTINUE, because, blocks_left=left, futile=futile)
 
 
 def _hold(

@@ -69,6 +69,9 @@ def why_extend(paths: StudyPaths) -> str | None:
     return None if found.decision["decision"] == "ROLLBACK" else reserve.why_extend(found.comparison)
 
 
-def harm_is_proven(paths: StudyPaths) -> bool:
-    """Whether the study should stop before its last block: a hard limit is broken or harm is proven."""
-    return bool(evaluate(paths).decision["decision"] == "ROLLBACK")
+def must_stop(paths: StudyPaths) -> bool:
+    """Whether the study should stop before its last block: a hard limit is broken, harm is proven, or the blocks
+    that are left would be futile."""
+    decision = evaluate(paths).decision
+    futile = any(step["inputs"].get("futile") for step in decision["trace"])
+    return bool(decision["decision"] == "ROLLBACK" or futile)
