@@ -91,7 +91,7 @@ class PagedAttention:
         kernels.paged_decode[grid](
             *inputs, tops, totals, accs, table.shape[1], part.split_keys, tokens, scale, **shape
         )
-        kernels.merge_splits[(part.positions.shape[0], self.heads)](
+        kernels.merge_splits[(part.positions.shape[0], self.kv_heads)](
             tops,
             totals,
             accs,
@@ -99,7 +99,9 @@ class PagedAttention:
             *results,
             part.split_keys,
             tokens,
-            HEADS=self.heads,
+            GROUPS=self.groups,
+            GROUPS_PAD=1 << (self.groups - 1).bit_length(),
+            KV_HEADS=self.kv_heads,
             DIM=self.dim,
             DIM_PAD=padded(self.dim),
             **LAUNCH,

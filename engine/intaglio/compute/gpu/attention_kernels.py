@@ -244,33 +244,40 @@ def merge_splits(
     lse,
     split_keys,
     tokens,
-    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
 ):
-    """Fold one query head's splits in their order. Grid (listed tokens, HEADS).
+    """Fold the splits of one query's heads in their order. Grid (listed tokens, kv heads).
 
     `positions` holds per listed token its flat number and its position; splits past the position are not read.
     """
     token = tl.load(positions + 2 * tl.program_id(0))
     position = tl.load(positions + 2 * tl.program_id(0) + 1)
-    head = tl.program_id(1)
+    group = tl.arange(0, GROUPS_PAD)
+    head = tl.program_id(1) * GROUPS + group
     dim = tl.arange(0, DIM_PAD)
-    top = tl.full((1,), float("-inf"), tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    acc = tl.zeros((DIM_PAD,), tl.float32)
-    one = tl.arange(0, 1)
+    present = group < GROUPS
+    keep = present[:, None] & (dim[None, :] < DIM)
+    top = tl.full((GROUPS_PAD,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUPS_PAD,), tl.float32)
+    acc = tl.zeros((GROUPS_PAD, DIM_PAD), tl.float32)
     for split in range(position // split_keys + 1):
-        flat = ((token * 0 + split).to(tl.int64) * tokens + token) * HEADS + head
-        part_top = tl.load(tops + flat + one)
+        flat = ((token * 0 + split).to(tl.int64) * tokens + token) * (KV_HEADS * GROUPS) + head
+        # Lanes without a head keep a sum of 1, so that they divide like any other.
+        part_top = tl.load(tops + flat, mask=present, other=0.0)
+        part_total = tl.load(totals + flat, mask=present, other=1.0)
+        part = tl.load(accs + flat[:, None] * DIM + dim[None, :], mask=keep, other=0.0)
         higher = tl.maximum(top, part_top)
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(top - finite)
         grow = tl.exp2(part_top - finite)
-        part = tl.load(accs + flat * DIM + dim, mask=dim < DIM, other=0.0)
-        total = total * shrink + tl.load(totals + flat + one) * grow
-        acc = acc * shrink + part * grow
+        total = total * shrink + part_total * grow
+        acc = acc * shrink[:, None] + part * grow[:, None]
         top = higher
-    flat = token.to(tl.int64) * HEADS + head
-    tl.store(out + flat * DIM + dim, (acc / total).to(out.dtype.element_ty), mask=dim < DIM)
-    tl.store(lse + flat + one, (top + tl.log2(total)) * 0.6931471805599453)
+    flat = token.to(tl.int64) * (KV_HEADS * GROUPS) + head
+    merged = acc / total[:, None]
+    tl.store(out + flat[:, None] * DIM + dim[None, :], merged.to(out.dtype.element_ty), mask=keep)
+    tl.store(lse + flat, (top + tl.log2(total)) * 0.6931471805599453, mask=present)

@@ -64,7 +64,11 @@ class TritonBackend:
             torch.cuda.current_stream(self._device).synchronize()
         return logits, ()
 
-    def choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
+    def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
+        """See Backend.choose."""
+        return [self._choose(logits[row], spec) for row, spec in picks]
+
+    def _choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
         """A token from one row of logits [vocab]; a plain greedy choice costs one transfer of four numbers."""
         if spec.temperature > 0.0 or spec.repetition_penalty != 1.0 or spec.logprobs is not None:
             return choose_token(logits.cpu(), spec)
