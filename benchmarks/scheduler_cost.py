@@ -49,8 +49,8 @@ def answer(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, plan.digest(), rows, tokens_computed=len(rows))
 
 
-def build(running: int, context: int, prefix: bool) -> Scheduler:
-    """A scheduler with `running` requests whose prompts of `context` different tokens are computed."""
+def build(running: int, finished: int, context: int, prefix: bool) -> Scheduler:
+    """A scheduler that has finished so many requests and runs others, whose `context` different tokens are computed."""
     blocks = running * (context // BLOCK_TOKENS + 400) + 100
     pools, telemetry = BlockPools([PoolGroup("kv", blocks, BLOCK_TOKENS, 1024)]), Telemetry()
     limits = SchedulerLimits(1 << 20, running, None, 1 << 20, frozenset())
@@ -58,6 +58,10 @@ def build(running: int, context: int, prefix: bool) -> Scheduler:
         PrefixReuse(PrefixCache(pools, telemetry.counters), IDENTITY, telemetry.counters) if prefix else None
     )
     scheduler = Scheduler(limits, pools, telemetry, reuse)
+    for index in range(finished):
+        scheduler.add(f"gone-{index:012d}", [1, 2, 3], SamplingParams(max_tokens=1), 1)
+    while scheduler.has_work:
+        step(scheduler)
     for index in range(running):
         prompt = [(index * context + i) % 50_000 for i in range(context)]
         scheduler.add(f"request-{index:012d}", prompt, PARAMS, 1)
@@ -79,17 +83,9 @@ def step(scheduler: Scheduler) -> tuple[int, int]:
     return ready - began, time.perf_counter_ns() - answered
 
 
-def finish(scheduler: Scheduler, count: int) -> None:
-    """Let `count` further requests come and go."""
-    for index in range(count):
-        scheduler.add(f"gone-{index:012d}", [1, 2, 3], PARAMS, 1)
-        scheduler.abort(f"gone-{index:012d}")
-
-
 def measure(running: int, finished: int, context: int, steps: int, *, prefix: bool) -> dict[str, Any]:
     """Medians over `steps` steps in microseconds."""
-    scheduler = build(running, context, prefix)
-    finish(scheduler, finished)
+    scheduler = build(running, finished, context, prefix)
     for _ in range(20):
         step(scheduler)
     times = [step(scheduler) for _ in range(steps)]

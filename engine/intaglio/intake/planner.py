@@ -36,6 +36,8 @@ from intaglio.telemetry import Telemetry
 
 # How many waiting requests one step passes over at most because their prefix is being computed.
 _PASSED_OVER = 64
+# Entries of ended requests that the queue may hold besides as many as are waiting.
+_SLACK = 64
 
 Row = tuple[Sequence, int, int]  # whose, tokens to compute, blocks newly taken
 _arrival = attrgetter("arrival")
@@ -245,6 +247,12 @@ class Planner:
         while self._heap and self._heap[0][1].status is not Status.WAITING:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
+
+    def _forget_waiting(self) -> None:
+        """A waiting request ends. Such entries are cleared away before they outnumber the waiting ones by far."""
+        if len(self._heap) > 2 * self.waiting + _SLACK:
+            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            heapq.heapify(self._heap)
 
     def _start(self, head: Sequence, found: list[CachedBlock]) -> None:
         heapq.heappop(self._heap)

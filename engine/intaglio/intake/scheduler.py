@@ -168,6 +168,8 @@ class Scheduler(Planner):
         return False
 
     def _finish(self, sequence: Sequence) -> None:
+        if sequence.status is Status.WAITING:
+            self._forget_waiting()
         sequence.status = Status.FINISHED
         if self.traffic is not None:
             self.traffic.ended(sequence)

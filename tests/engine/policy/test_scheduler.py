@@ -254,6 +254,12 @@ def test_planning_does_not_get_slower_with_finished_requests(make: Any) -> None:
     scheduler = engine._scheduler
     assert (scheduler._live, scheduler._running) == ({}, {})
     assert len(scheduler._heap) <= 1
+    engine.add([97], LONG, request_id="runs")
+    engine.add([97], LONG, request_id="waits")
+    for _ in range(1000):  # come and gone while nobody gets a slot
+        engine.abort(engine.add([97] * 9, LONG))
+    assert len(scheduler._heap) < 100
+    assert {"runs", "waits"} < set(run(engine))
     assert not engine._hub._open
     assert not engine._hub._done
     assert not engine._hub._subscribers
