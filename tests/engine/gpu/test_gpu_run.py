@@ -118,3 +118,16 @@ def test_one_binary_of_a_kernel_serves_every_batch(gpu_script):
         ),
         1,
     )
+
+
+def test_products_that_depend_on_the_row_are_found_out_and_the_fallback_is_an_event(gpu_script):
+    interpreted = {"TRITON_INTERPRET": "1", "INTAGLIO_TRITON": "interpret"}
+    done = gpu_script("refused", **interpreted)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fast"]["path"].startswith("fast/cpu/triton-interpreter")
+    assert not [event for event in found["fast"]["events"] if event["path"] == "kernel_path"]
+    assert "triton" not in found["invariant"]["path"]
+    (event,) = [event for event in found["invariant"]["events"] if event["path"] == "kernel_path"]
+    assert event["effective"] == found["invariant"]["path"]
+    assert "changed bits with the chunk" in event["reason"]

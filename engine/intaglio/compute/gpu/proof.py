@@ -19,7 +19,7 @@ from intaglio.errors import NumericsError
 _BLOCK_TOKENS = 16
 _TOKENS = 75
 # Whole, in two chunks, and with the last tokens decoded one by one.
-_CHUNKS = ((75,), (40, 35), (72, 1, 1, 1))
+_CHUNKS = ((75,), (37, 38), (72, 1, 1, 1))
 # Bits that a sum of this length keeps, by the coarser of the formats.
 _BITS = {torch.float32: 16, torch.float16: 8, torch.bfloat16: 5}
 
