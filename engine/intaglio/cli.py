@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from intaglio import __version__, cache_commands, roofline_command
+from intaglio.compute.native import build
 from intaglio.config import EngineConfig, parse_overrides
 from intaglio.engine import Engine
 from intaglio.errors import (
@@ -122,6 +123,8 @@ def _generate(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.system is not None and not args.chat:
         raise RequestError("--system needs --chat; add it, or leave --system out", field="system")
     text = _prompt_text(args.prompt)
+    if config.device == "cpu" and config.numerics.mode != "fast" and build.is_pending():
+        print("intaglio: note: compiling the native kernels, once for this machine", file=sys.stderr)
     with Engine(config) as engine:
         prompt: Prompt = _chat(engine, text, args.system) if args.chat else text
         stats = _Stats()

@@ -124,7 +124,7 @@ def _equivalence(spec: RunSpec, report: Reporter) -> None:
     results = target.compute_logits(requests)
     if fast is not None:
         events.append(equivalence.rounding_event(requests, *fast, results))
-    events += equivalence.digests(requests, results)
+    events += [*equivalence.digests(requests, results), *target.drain().events]
     report.count(total)
     rows = equivalence.rows(requests, results)
     result = {
@@ -158,8 +158,9 @@ def _quality(spec: RunSpec, report: Reporter) -> None:
         "warmup_counters": {},
         **_facts(phase.target, {"end": _observe()}),
     }
+    events = [*phase.events, *phase.target.drain().events]
     phase.target.close()
-    _write(spec, equivalence.rows(requests, phase.results), phase.events, result)
+    _write(spec, equivalence.rows(requests, phase.results), events, result)
 
 
 def _engine(spec: RunSpec) -> EngineConfig:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from intaglio.cli import main
 from intaglio.compute import selftest
 from intaglio.compute.native import backend as native
+from intaglio.compute.native import build
 from intaglio.config import EngineConfig, parse_overrides
 from intaglio.engine import Engine
 from intaglio.errors import NumericsError
@@ -119,3 +121,23 @@ def test_a_machine_without_a_compiler_generates_and_says_so(tiny_model: Path, tm
     assert "effective=fast" in note
     assert "no C++ compiler" in note
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_first_start_says_that_it_compiles(
+    library: object, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "is_pending", lambda: True)
+    command = [
+        "generate",
+        "--model",
+        str(tiny_model),
+        "--prompt",
+        "A",
+        "--max-tokens",
+        "2",
+        "threads.count=1",
+    ]
+    assert main(command) == 0
+    assert "compiling the native kernels" in capsys.readouterr().err
+    assert main([*command, "numerics.mode=fast"]) == 0
+    assert capsys.readouterr().err == ""

@@ -47,14 +47,18 @@ def quick(monkeypatch):
     monkeypatch.setattr(toolchain, "COMMON", ("-O0", "-std=c++17", "-fPIC", "-pthread"))
 
 
-def test_what_was_built_is_found_again_and_repaired_when_damaged(library, quick, tmp_path):
-    first = build.build(tmp_path)
+def test_what_was_built_is_found_again_and_repaired_when_damaged(library, quick, monkeypatch, tmp_path):
+    monkeypatch.setenv("INTAGLIO_CACHE", str(tmp_path))
+    assert build.is_pending()
+    first = build.build()
+    assert not build.is_pending()
     assert (first.fresh, first.isas, first.dropped) == (True, ("portable",), ())
-    again = build.build(tmp_path)
+    again = build.build()
     assert (again.fresh, again.path) == (False, first.path)
     # Only sound files are ever kept; what damages one later is found by its hash. The name follows the content.
     first.path.write_bytes(b"damaged")
-    repaired = build.build(tmp_path)
+    assert build.is_pending()
+    repaired = build.build()
     assert repaired.fresh
     assert Library(repaired.path).isas() == ("portable",)
 
@@ -84,6 +88,7 @@ def test_the_key_changes_with_compiler_flags_and_sources(monkeypatch, tmp_path):
 
 def test_without_a_compiler_the_engine_runs_on_torch_and_says_so(no_compiler, tiny_model):
     state = status.status("")
+    assert not build.is_pending()  # there is nothing that could compile
     assert (state.path, state.library) == ("torch", None)
     assert "no C++ compiler" in state.reason
     assert not status.available()

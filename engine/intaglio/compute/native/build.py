@@ -67,6 +67,12 @@ def build(folder: Path | None = None, deadline_s: float = DEADLINE_S) -> Built:
         raise BuildError(f"the cache folder {target} cannot be used ({error}); set INTAGLIO_CACHE") from error
 
 
+def is_pending() -> bool:
+    """Whether `build` would compile now, which takes seconds to minutes."""
+    compiler = toolchain.find_compiler()
+    return compiler is not None and _kept(cache_folder() / _key(compiler, toolchain.kernel_units())) is None
+
+
 def _key(compiler: Compiler, units: tuple[Unit, ...]) -> str:
     digest = hashlib.sha256()
     for path in sorted(toolchain.SOURCES.glob("*")):
