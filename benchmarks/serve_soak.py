@@ -37,6 +37,7 @@ from intaglio.intake.request import SamplingParams
 MIB = 1 << 20
 # Less patient than the server asks for, so that the pressure stays on.
 LONGEST_WAIT_S = 0.5
+SETTLE_S = 30.0
 ABORTED_SHARE, STREAMED_SHARE = 0.25, 0.4
 
 
@@ -239,25 +240,28 @@ def _refused(answer: httpx.Response, tally: Tally) -> float:
 
 async def _settle(server: ServeProcess, questions: list[Question]) -> dict[str, Any]:
     """What the server still holds once its clients have gone."""
-    ends = time.monotonic() + 30
-    while True:
-        told = await asyncio.to_thread(server.told)
-        gauges = told["gauges"]
-        busy = gauges["running"] + gauges["waiting"] + gauges["kv_blocks_used"]
-        if (busy == 0 and server.connections <= 1) or time.monotonic() > ends:
-            break
+    told = await asyncio.to_thread(server.told)
+    ends = time.monotonic() + SETTLE_S
+    while _held(told["gauges"]) and time.monotonic() < ends:
         await asyncio.sleep(0.1)
+        told = await asyncio.to_thread(server.told)
+    disconnects = await asyncio.to_thread(server.disconnects)
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as http:
         last = Tally()
         await _whole(http, questions[0], last)
-    await asyncio.sleep(0.2)
+    while server.connections and time.monotonic() < ends:
+        await asyncio.sleep(0.05)
     return {
-        "gauges": gauges,
+        "gauges": told["gauges"],
         "counters": told["counters"],
-        "disconnects": await asyncio.to_thread(server.disconnects),
+        "disconnects": disconnects,
         "connections": server.connections,
         "last_answer": "right" if last.whole and not last.wrong else "wrong",
     }
+
+
+def _held(gauges: dict[str, int]) -> int:
+    return gauges["running"] + gauges["waiting"] + gauges["kv_blocks_used"]
 
 
 def _report(tally: Tally, found: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -268,11 +272,10 @@ def _report(tally: Tally, found: dict[str, Any], args: argparse.Namespace) -> di
     )
     growth = (late - early) / MIB
     gauges, counters = found["gauges"], found["counters"]
-    held = gauges["running"] + gauges["waiting"] + gauges["kv_blocks_used"]
     faults = {
         "wrong answers": len(tally.wrong),
         "transport errors": sum(tally.transport_errors.values()),
-        "requests or blocks left": held,
+        "requests or blocks left": _held(gauges),
         "blocks not given back": counters["blocks_allocated"]
         - counters["blocks_freed"]
         - gauges.get("kv_blocks_cached", 0),
