@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from intaglio.compute.accounting import step_cost
+from intaglio.compute.accounting import CostModel
 from intaglio.compute.backend import load_backend
 from intaglio.compute.spec import read_spec
 from intaglio.config import EngineConfig
 from intaglio.errors import ConfigError, WorkerError
-from intaglio.intake.step_plan import MoveResult, RowPlan, RowResult, StepPlan, StepResult
+from intaglio.intake.step_plan import MoveResult, RowPlan, RowResult, SampleSpec, StepPlan, StepResult
 from intaglio.output.sampler import Choice
 from intaglio.state.block_mover import BlockMover
 from intaglio.state.copy_stream import device_stream
@@ -41,6 +41,7 @@ class Worker:
         dtype = _TORCH_DTYPES[config.dtype]
         kv_dtype = dtype if config.kv_cache.format == "auto" else code_type(config.kv_cache.format)
         self._spec = read_spec(model_folder)
+        self._costs = CostModel(self._spec)
         with torch.inference_mode():
             self._backend, self._fallback = load_backend(
                 config.numerics.mode,
@@ -133,7 +134,7 @@ class Worker:
         ended = time.perf_counter_ns()
         moved = self._finish_moves(plan)
         moved_ns += time.perf_counter_ns() - ended
-        cost = step_cost(self._spec, rows, self._pool.bytes_per_token if store is not None else 0)
+        cost = self._costs.step(rows, self._pool.bytes_per_token if store is not None else 0)
         refused = {rid: RowResult(rid, error=text) for rid, text in errors.items() if text}
         return StepResult(
             step=plan.step,
@@ -194,6 +195,9 @@ class Worker:
             return f"tokens must be a non-empty list of ids in 0..{self._spec.vocab - 1}"
         if any(not 0 <= i < count for i in row.logit_rows) or (row.sample is not None and not row.logit_rows):
             return "logit_rows must name queries of the row, at least one where a token is to be sampled"
+        history = row.sample.history if row.sample is not None else ()
+        if history and (min(history) < 0 or max(history) >= self._spec.vocab):
+            return f"the sampling history must be ids in 0..{self._spec.vocab - 1}"
         if row.draft:
             return "rows with draft tokens are not supported by this worker"
         if row.start < 0 or row.start + count > self._spec.max_positions:
@@ -206,13 +210,19 @@ class Worker:
 
     def _choose(self, rows: tuple[RowPlan, ...], logits: torch.Tensor) -> dict[str, RowResult]:
         """Sample from the last logit row of each row that wants a token."""
+        picks: list[tuple[int, SampleSpec]] = []
+        end = 0
+        for row in rows:
+            end += len(row.logit_rows)
+            if row.sample is not None:
+                picks.append((end - 1, row.sample))
+        chosen = iter(self._backend.choose(logits, picks) if picks else ())
         results: dict[str, RowResult] = {}
         start = 0
         for row in rows:
             stop = start + len(row.logit_rows)
-            wanted = logits[start:stop]
-            kept = wanted.cpu().numpy().copy() if row.want_logits else None
-            choice = None if row.sample is None else self._backend.choose(wanted[-1], row.sample)
+            kept = logits[start:stop].cpu().numpy().copy() if row.want_logits else None
+            choice = None if row.sample is None else next(chosen)
             results[row.request_id] = _row_result(row.request_id, choice, kept)
             start = stop
         return results

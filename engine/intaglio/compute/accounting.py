@@ -20,16 +20,26 @@ class StepCost:
     kv_bytes_read: int
 
 
-def step_cost(spec: ModelSpec, rows: Sequence[RowPlan], kv_bytes_per_token: int) -> StepCost:
-    """Cost of computing `rows`; kv_bytes_per_token is 0 without a cache."""
-    tokens = sum(len(row.tokens) for row in rows)
-    logit_rows = sum(len(row.logit_rows) for row in rows)
-    macs = tokens * spec.linear_macs_per_token() + logit_rows * spec.hidden * spec.vocab
-    for window, layers in _by_window(spec):
-        pairs = sum(_pairs(len(row.tokens), row.context_len, window) for row in rows)
-        macs += layers * pairs * 2 * spec.q_width
-    visible = sum(row.context_len + len(row.tokens) for row in rows)
-    return StepCost(tokens, 2 * macs, tokens * kv_bytes_per_token, visible * kv_bytes_per_token)
+class CostModel:
+    """What one model's rows cost; what depends on the model alone is worked out once."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._token_macs = spec.linear_macs_per_token()
+        self._logit_macs = spec.hidden * spec.vocab
+        self._pair_macs = [(window, layers * 2 * spec.q_width) for window, layers in _by_window(spec)]
+
+    def step(self, rows: Sequence[RowPlan], kv_bytes_per_token: int) -> StepCost:
+        """Cost of computing `rows`; kv_bytes_per_token is 0 without a cache."""
+        tokens = visible = macs = 0
+        for row in rows:
+            count, context = len(row.tokens), row.context_len
+            tokens += count
+            visible += context + count
+            macs += len(row.logit_rows) * self._logit_macs
+            for window, pair_macs in self._pair_macs:
+                macs += pair_macs * _pairs(count, context, window)
+        macs += tokens * self._token_macs
+        return StepCost(tokens, 2 * macs, tokens * kv_bytes_per_token, visible * kv_bytes_per_token)
 
 
 def _by_window(spec: ModelSpec) -> list[tuple[int | None, int]]:

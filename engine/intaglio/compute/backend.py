@@ -40,8 +40,8 @@ class Backend(Protocol):
         """fp32 logits of the rows' chosen queries [logit rows, vocab], and counted events. `store` None: no cache."""
         ...
 
-    def choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
-        """A token from one row of logits [vocab]."""
+    def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
+        """One token for each (row of logits [rows, vocab], spec)."""
         ...
 
     def adopt(self, store: KVStore) -> None:
@@ -77,9 +77,9 @@ class TorchBackend:
         gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
         return self._graph.run(batch), ((("kv_gather", str(gathers)),) if gathers else ())
 
-    def choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
+    def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
         """See Backend.choose."""
-        return choose_token(logits, spec)
+        return [choose_token(logits[row], spec) for row, spec in picks]
 
     def adopt(self, store: KVStore) -> None:
         """A store needs nothing."""

@@ -52,7 +52,7 @@ def choose_token(row: torch.Tensor, spec: SampleSpec) -> Choice:
         token=token,
         logprob=normalised[token].item(),
         margin=_margin(row, best, peak),
-        top=() if spec.logprobs is None else _best(normalised, spec.logprobs),
+        top=() if spec.logprobs is None else _best(row, normalised, spec.logprobs),
     )
 
 
@@ -137,8 +137,9 @@ def _margin(row: torch.Tensor, best: int, peak: float) -> float:
     return peak - max(others) if others else math.inf
 
 
-def _best(normalised: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+def _best(row: torch.Tensor, normalised: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The best tokens by raw logit, lower ids first among equals, with their log-probabilities."""
     if count < 1:
         return ()
-    ids = _top_ids(normalised, min(count, normalised.shape[0]))
+    ids = _top_ids(row, min(count, row.shape[0]))
     return tuple(zip(ids.tolist(), normalised[ids].tolist(), strict=True))

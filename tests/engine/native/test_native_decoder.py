@@ -187,21 +187,17 @@ def test_only_the_step_s_own_slots_are_written(decoders):
     assert torch.nonzero(written).flatten().tolist() == sorted(expected)
 
 
-def test_greedy_choices_are_those_of_the_sampler(library, folder):
+def test_the_backend_chooses_the_sampler_s_tokens_for_all_rows_at_once(library, folder):
     backend, _ = load_backend("invariant", folder, read_spec(folder), torch.float32, torch.float32, CPU, 1)
     draw = torch.Generator().manual_seed(5)
-    rows = [torch.randn(500, generator=draw), torch.zeros(500), torch.randn(500, generator=draw).round()]
-    for row_logits in rows:
-        ours = backend.choose(row_logits, SampleSpec())
-        theirs = choose_token(row_logits, SampleSpec())
-        assert (ours.token, ours.margin, ours.error) == (theirs.token, theirs.margin, "")
+    rows = torch.stack([torch.randn(500, generator=draw), torch.zeros(500), 2 * torch.ones(500)])
+    specs = (SampleSpec(), SampleSpec(temperature=0.7, seed=3, top_p=0.8), SampleSpec(logprobs=2))
+    picks = [(row, spec) for row in range(3) for spec in specs]
+    for (row, spec), ours in zip(picks, backend.choose(rows, picks), strict=True):
+        theirs = choose_token(rows[row], spec)
+        assert (ours.token, ours.margin, len(ours.top)) == (theirs.token, theirs.margin, len(theirs.top))
         assert ours.logprob == pytest.approx(theirs.logprob, abs=2e-6)
-        for spec in (SampleSpec(temperature=0.7, seed=3), SampleSpec(logprobs=2)):
-            assert backend.choose(row_logits, spec) == choose_token(row_logits, spec)
-    for bad in (float("nan"), float("inf")):
-        spoiled = rows[0].clone()
-        spoiled[123] = bad
-        assert "not finite" in backend.choose(spoiled, SampleSpec()).error
+    assert backend.choose(rows, []) == []
     backend.close()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from intaglio.compute.layers import Layout
+from intaglio.compute.native import chooser
 from intaglio.compute.native import status as native_status
 from intaglio.compute.native.decoder import NativeDecoder
 from intaglio.compute.native.formats import FORMATS
@@ -18,7 +18,7 @@ from intaglio.compute.resident import drop_code
 from intaglio.compute.spec import ModelSpec
 from intaglio.compute.weights import Layouts, WeightSource
 from intaglio.intake.step_plan import RowPlan, SampleSpec
-from intaglio.output.sampler import Choice, choose_token
+from intaglio.output.sampler import Choice
 from intaglio.state.kv_store import KVStore
 
 # Layers that the proof at start-up runs: they hold every kind of operation in the model's own shapes.
@@ -49,15 +49,9 @@ class NativeBackend:
         """fp32 logits of the rows' chosen queries. Blocks are read where they lie, so nothing is ever gathered."""
         return self._decoder.run(rows, store), ()
 
-    def choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
-        """A token from one row of logits [vocab]; plain greedy choices need a single pass of our own."""
-        if spec.temperature > 0.0 or spec.repetition_penalty != 1.0 or spec.logprobs is not None:
-            return choose_token(logits, spec)
-        (token,), values = self._decoder.context.top(logits[None])
-        best, second, total = values[0].tolist()
-        if token < 0 or not math.isfinite(total):
-            return choose_token(logits, spec)
-        return Choice(token=token, logprob=best - total, margin=best - second)
+    def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
+        """See Backend.choose."""
+        return chooser.choose(self._decoder.context, logits, picks)
 
     def adopt(self, store: KVStore) -> None:
         """Ask for large pages before the store is first touched: decoding walks all of a row's tokens. A small

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from intaglio.compute.native import structs
-from intaglio.compute.native.structs import IgAttention, IgKv, IgLinear, IgModel, IgStep
+from intaglio.compute.native.structs import IgAttention, IgChoice, IgKv, IgLinear, IgModel, IgStep
 from intaglio.errors import WorkerError
 from intaglio.state.kv_codec import code_type
 
@@ -116,6 +116,11 @@ class Context:
         )
         return y
 
+    def choose(self, logits: torch.Tensor, choices: ctypes.Array[IgChoice]) -> None:
+        """Choose tokens from fp32 logits [rows, vocab] (see IgChoice in src/abi.h)."""
+        args = (logits.data_ptr(), logits.shape[1], ctypes.addressof(choices), len(choices))
+        _check(self._calls.ig_choose(self._open(), *args))
+
     def top(self, logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         """Best token of each fp32 row (lowest id on a tie, -1 if no number), and [rows, 3]: its logit, the
         second best logit, the log of the sum of exponentials."""
@@ -171,6 +176,7 @@ def _declare(calls: Any) -> None:
         "ig_rms_norm": (c_int64, [c_void_p, c_void_p, c_void_p, c_double, c_int64, c_int64, c_void_p]),
         "ig_swiglu": (c_int64, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
         "ig_top": (c_int64, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+        "ig_choose": (c_int64, [c_void_p, c_void_p, c_int64, c_void_p, c_int64]),
         "ig_forward": (c_int64, [c_void_p, POINTER(IgModel), POINTER(IgStep)]),
     }
     for name, (result, arguments) in signatures.items():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_double, c_int64, c_void_p
+from ctypes import Structure, c_double, c_int64, c_uint64, c_void_p
 
-ABI = 2
+ABI = 3
 
 FP32, BF16, INT8, Q8_0, Q4_1 = range(5)
 KV_FP8, KV_INT8, KV_INT4 = range(16, 19)
@@ -93,4 +93,26 @@ class IgAttention(Structure):
         ("head_dim", c_int64),
         ("window", c_int64),
         ("rounded", c_int64),
+    )
+
+
+class IgChoice(Structure):
+    _fields_ = (
+        ("row", c_int64),
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("repetition_penalty", c_double),
+        ("top_k", c_int64),
+        ("seed", c_uint64),
+        ("sample_index", c_int64),
+        ("position", c_int64),
+        ("history", c_void_p),
+        ("history_count", c_int64),
+        ("top_ids", c_void_p),
+        ("top_logprobs", c_void_p),
+        ("top_count", c_int64),
+        ("token", c_int64),
+        ("logprob", c_double),
+        ("margin", c_double),
     )

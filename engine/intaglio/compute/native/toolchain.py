@@ -23,7 +23,7 @@ COMMON = (
     "-ffp-contract=off",
     "-fno-math-errno",
 )
-PLAIN_UNITS = ("dispatch", "pool", "pack", "decoder", "api")
+PLAIN_UNITS = ("dispatch", "pool", "pack", "sample", "decoder", "api")
 
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma")
 _X86: tuple[tuple[str, tuple[str, ...]], ...] = (

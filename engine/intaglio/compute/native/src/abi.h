@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#define IG_ABI 2
+#define IG_ABI 3
 
 // The library is compiled with hidden visibility: only these functions are seen from outside.
 #define IG_API __attribute__((visibility("default")))
@@ -89,6 +89,24 @@ struct IgAttention {
     int64_t layer, row_count, heads, kv_heads, head_dim, window, rounded;
 };
 
+// One token to choose from row `row` of logits [rows][vocab]; see output/sampler.py for what the settings mean.
+// temperature 0: the best token. history: ids in [0, vocab). top_ids and top_logprobs: room for `top_count` best tokens
+// and their log-probabilities; their number comes back in it. token -1: the logits are not finite, the rest is void.
+struct IgChoice {
+    int64_t row;
+    double temperature, top_p, min_p, repetition_penalty;
+    int64_t top_k;
+    uint64_t seed;
+    int64_t sample_index, position;
+    const int32_t* history;
+    int64_t history_count;
+    int64_t* top_ids;
+    double* top_logprobs;
+    int64_t top_count;
+    int64_t token;
+    double logprob, margin;
+};
+
 struct IgContext;
 
 IG_API int64_t ig_abi(void);
@@ -116,5 +134,6 @@ IG_API int64_t ig_rms_norm(IgContext* context, const float* x, const float* weig
                     int64_t width, float* y);
 IG_API int64_t ig_swiglu(IgContext* context, const float* gate, const float* up, int64_t count, float* y);
 IG_API int64_t ig_top(IgContext* context, const float* logits, int64_t rows, int64_t vocab, int64_t* best, float* values);
+IG_API int64_t ig_choose(IgContext* context, const float* logits, int64_t vocab, IgChoice* choices, int64_t count);
 IG_API int64_t ig_forward(IgContext* context, const IgModel* model, const IgStep* step);
 }

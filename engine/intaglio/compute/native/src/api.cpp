@@ -168,6 +168,7 @@ int64_t ig_workspace_bytes(const IgContext* context) {
     int64_t sum = context->acts.bytes() + context->qkv.bytes() + context->mixed.bytes() + context->gated.bytes() +
                   context->own_kv.bytes();
     for (const auto& buffer : context->scratch) sum += buffer.bytes();
+    for (const auto& buffer : context->draws) sum += buffer.bytes();
     return sum;
 }
 

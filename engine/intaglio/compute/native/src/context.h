@@ -29,7 +29,8 @@ class Buffer {
 
 struct IgContext {
     IgContext(const ig::KernelTable& kernels, int64_t threads, int64_t spin_us)
-        : table(kernels), pool(threads, spin_us), scratch(size_t(pool.threads())), stamp(size_t(pool.threads())) {}
+        : table(kernels), pool(threads, spin_us), scratch(size_t(pool.threads())), draws(size_t(pool.threads())),
+          stamp(size_t(pool.threads())) {}
 
     // Scratch of every thread, at least `bytes` each, with room for activations of a few rows behind it.
     void prepare_scratch(int64_t bytes, int64_t private_bytes);
@@ -37,7 +38,7 @@ struct IgContext {
 
     const ig::KernelTable& table;
     ig::Pool pool;
-    std::vector<ig::Buffer> scratch;
+    std::vector<ig::Buffer> scratch, draws;
     // Which linear a thread's private rows were normalised for.
     struct alignas(64) Stamp {
         int64_t value = 0;
