@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from counterproof import __version__
-from counterproof.commands import console, doctor, index, inspect, plugins, study
+from counterproof.commands import console, doctor, index, inspect, ladder, plugins, study
 from counterproof.errors import (
     EXIT_EXECUTION,
     EXIT_INPUT,
@@ -82,7 +82,7 @@ def build_parser(*, with_plugins: bool = True) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"counterproof {__version__}")
     subparsers = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    for module in (study, inspect, index, doctor):
+    for module in (study, inspect, ladder, index, doctor):
         module.add_parsers(subparsers)
     from intaglio.models.commands import register as register_models
 
