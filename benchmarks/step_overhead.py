@@ -74,12 +74,16 @@ def take_kernels_out(engine: Any) -> None:
     context = getattr(getattr(backend, "_decoder", None), "context", None)
     if context is None:
         raise RuntimeError(f"no native kernels here ({backend.path}); there is nothing to take out")
-    context.forward = lambda model, step: None
-    context.choose = lambda logits, jobs: null_choices(jobs)
+    context.forward = compute_nothing
+    context.choose = choose_seven
 
 
-def null_choices(jobs: Any) -> None:
-    """Token 7 for every job, as the kernel would write it."""
+def compute_nothing(_model: Any, _step: Any) -> None:
+    """In place of the layers and the head."""
+
+
+def choose_seven(_logits: Any, jobs: Any) -> None:
+    """Token 7 for every job, written where the kernel would write it."""
     for job in jobs:
         job.token = 7
 
