@@ -95,7 +95,7 @@ def place(runs: Sequence[RunData], phase: str, rates: Mapping[str, Any]) -> Plac
 def of_comparison(comparison: Mapping[str, Any]) -> dict[str, Any]:
     """The bottleneck part of a comparison, also of one that was written before there was any."""
     reason = "the version that compared this study did not place it"
-    missing = {"stated": None, "real": None, "confirmed": None, "arms": {}, "reason": reason}
+    missing: dict[str, Any] = {"stated": None, "real": None, "confirmed": None, "arms": {}, "reason": reason}
     return dict(comparison.get("bottleneck") or missing)
 
 
