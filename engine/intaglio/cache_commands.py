@@ -11,7 +11,6 @@ from typing import Any
 from intaglio.config import parse_overrides
 from intaglio.errors import ConfigError, PromptEncodingError, RequestError
 from intaglio.intake.explain_miss import Asked, Explanation, explain
-from intaglio.intake.tokenizer import Tokenizer
 from intaglio.loading import identity_of
 from intaglio.models import catalogue
 from intaglio.state.cache_replay import ReplayResult, read_trace, replay
@@ -112,6 +111,8 @@ def _override(common: list[str], own: list[str]) -> list[str]:
 
 def _asked(given: str, overrides: list[str], chat: bool, system: str | None, tenant: str) -> Asked:
     """The request as the cache would see it. Raises an IntaglioError that names what cannot be used."""
+    from intaglio.intake.tokenizer import Tokenizer
+
     config = parse_overrides(overrides)
     folder = catalogue.resolve(config.model)
     tokenizer = Tokenizer(folder)
