@@ -12,6 +12,7 @@ import pytest
 from intaglio.compute.native import status
 from intaglio.config import parse_overrides
 from intaglio.engine import Engine
+from intaglio.errors import ContextMismatchError
 from intaglio.intake.request import SamplingParams
 
 FORMATS = ("fp8", "int8", "int4")
@@ -150,6 +151,16 @@ def test_a_saved_context_changes_no_bit(start, alone, tmp_path):
     assert counters["context_hit_tokens"] >= 48
     assert counters["tokens_computed"] <= 71 - 48 + 23
     assert_same(ours, alone([document + question])[0])
+
+
+def test_a_context_saved_in_another_format_is_refused(start, tmp_path):
+    folder = [f"context_cache.folder={tmp_path}", "context_cache.enabled=true"]
+    with start(*folder) as engine:
+        made = engine.contexts.create(text(40))
+    with start(*folder, form="int8" if start.form != "int8" else "fp8") as engine:
+        with pytest.raises(ContextMismatchError):
+            engine.add(text(5), GREEDY, context=made.id)
+        assert engine.counters()["context_hit_tokens"] == 0
 
 
 def test_fast_mode_reads_the_same_formats(start):
