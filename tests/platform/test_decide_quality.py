@@ -6,9 +6,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from counterproof.decide.guardrails import HARM, PASS, UNPROVEN, judge_guardrails
+from counterproof.measure.divergence import diverge
+from counterproof.measure.equivalence import Equivalence
 from counterproof.measure.quality import QUALITY, distance, quality_of, quality_value
 
 FACTS = {
@@ -138,3 +141,19 @@ def test_a_lossless_change_has_no_quality_part() -> None:
     unfinished = study(event("all"))
     del unfinished.equivalence["candidate"]
     assert quality_of(unfinished) is None
+
+
+def test_a_baseline_in_invariant_mode_forgives_no_near_tie() -> None:
+    """Nothing but the change moves its logits, so that the smallest margin excuses no other token."""
+
+    def run(token: int) -> Any:
+        tokens = pd.DataFrame({"request_index": [0, 0], "token_id": [5, token], "margin": [1.0, 1e-7]})
+        requests = pd.DataFrame({"request_index": [0], "status": ["ok"]})
+        return SimpleNamespace(block=0, tokens=tokens, requests=requests)
+
+    threshold = Equivalence(True, "", batch_logit_difference=0.0).threshold
+    assert threshold == 0.0
+    found = diverge([run(6)], [run(7)], threshold)
+    assert (found.identical, found.harmless, found.wrong) == (0, 0, 1)
+    assert diverge([run(6)], [run(6)], threshold).identical == 1
+    assert diverge([run(6)], [run(7)], 1e-6).harmless == 1
