@@ -48,7 +48,9 @@ def _dtypes(interpreted: bool) -> tuple[str, ...]:
 
 def _attentions(interpreted: bool) -> list[tuple[str, str, paged.Case]]:
     cases = SMALL if interpreted else (*SMALL, *LARGE)
-    return [(m, d, c) for m in ("fast", "invariant") for d in _dtypes(interpreted) for c in cases]
+    every = [(m, d, c) for m in ("fast", "invariant") for d in _dtypes(interpreted) for c in cases]
+    # In fp32 the widest heads compile for longer than they are worth: no model has both.
+    return [(mode, dtype, case) for mode, dtype, case in every if dtype != "fp32" or case.dim <= 128]
 
 
 def run(device: torch.device, interpreted: bool, report: Report) -> None:
