@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -292,6 +293,12 @@ def _check_ranges(config: EngineConfig) -> None:
         value = flat[path]
         if value is not None and not (low <= typing.cast(int, value) <= high):
             raise ConfigError(f"{path} must be between {low} and {high}, not {value}", field=path)
+    affinity = config.threads.affinity
+    if affinity is not None and not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", affinity):
+        raise ConfigError(
+            f"threads.affinity must be core numbers with commas, e.g. 0,1, not {affinity!r}",
+            field="threads.affinity",
+        )
     if not config.model:
         raise ConfigError("model is empty; give a folder, a catalogue name or a hub id", field="model")
 

@@ -111,10 +111,14 @@ class GraphConfig:
 
 @dataclass(frozen=True)
 class ThreadsConfig:
-    """OpenMP threads (null: one per usable core) and how they wait; they take effect before torch loads."""
+    """Computing threads (null: one per usable core) and how OpenMP's wait, which takes effect before torch loads.
+
+    `affinity`: the cores that the engine's process may run on, as text like "0,1"; null leaves them as they are.
+    """
 
     count: int | None = None
     wait_policy: str = "passive"
+    affinity: str | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ LATER: dict[str, Scalar] = {
     "context_cache.quota_mib": 4096,
     "host_tier.memory_mib": 1024,
     "scheduler.max_waiting": None,
+    "threads.affinity": None,
 }
 
 
