@@ -6,6 +6,7 @@ unconstrained run; an aborted one's are a prefix of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +36,7 @@ class EngineMachine(RuleBasedStateMachine):
     fake: ModuleType
     use_cache: bool
     prefix: bool
+    seen: Counter[str]  # counters of all examples together
 
     @initialize(
         blocks=st.integers(2, 9),
@@ -93,7 +95,9 @@ class EngineMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
     )
     def add(self, prompt: list[int], tenant: str, **values: Any) -> None:
-        params = SamplingParams(**values)
+        self.add_one(prompt, tenant, SamplingParams(**values))
+
+    def add_one(self, prompt: list[int], tenant: str, params: SamplingParams) -> None:
         if len(prompt) > self.capacity:
             with pytest.raises(CapacityError):
                 self.engine.add(prompt, params, tenant=tenant)
@@ -104,13 +108,21 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests[request_id] = (prompt, params)
         self.events[request_id] = []
 
+    @rule(count=st.integers(2, 5), size=st.integers(1, 9), more=st.integers(6, 20), data=st.data())
+    def add_a_crowd(self, count: int, size: int, more: int, data: st.DataObject) -> None:
+        """Several that begin alike and grow: together they want more blocks than there are."""
+        tenant = data.draw(st.sampled_from(["", "a"]))
+        for index in range(count):
+            prompt = [97] * size + [98 + index]
+            self.add_one(prompt, tenant, SamplingParams(max_tokens=more, ignore_eos=True))
+
     @rule(prompt=st.lists(st.integers(97, 104), min_size=40, max_size=60))
     def add_one_that_is_too_long(self, prompt: list[int]) -> None:
         with pytest.raises(PromptTooLongError):
             self.engine.add(prompt, SamplingParams(max_tokens=20))
         self.refused += 1
 
-    @rule(times=st.integers(1, 4))
+    @rule(times=st.integers(1, 9))
     def step(self, times: int) -> None:
         for _ in range(times):
             had_work = self.engine.has_work
@@ -139,11 +151,11 @@ class EngineMachine(RuleBasedStateMachine):
         if done and done[0]:
             self.aborted.add(request_id)
 
-    @precondition(lambda self: self.live())
+    @precondition(lambda self: self.live() and self.engine._scheduler._running)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(self.live()))
-        self.engine._scheduler.preempt(request_id)
+        request_id = data.draw(st.sampled_from(sorted(self.engine._scheduler._running)))
+        assert self.engine._scheduler.preempt(request_id)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -178,6 +190,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.check(request_id, prompt, params)
         gauges = self.engine.gauges()
         assert (gauges["running"], gauges["waiting"], gauges["kv_blocks_used"]) == (0, 0, 0)
+        self.seen.update(self.engine.counters())
         reuse = self.engine._scheduler.reuse
         if reuse is not None:
             assert not reuse._promised
@@ -230,11 +243,23 @@ class EngineMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("mode", ["paged", "prefix", "uncached"])
 def test_outputs_never_depend_on_scheduling(fake: ModuleType, mode: str) -> None:
-    settings_of = {"fake": fake, "use_cache": mode != "uncached", "prefix": mode == "prefix"}
+    seen: Counter[str] = Counter()
+    settings_of = {"fake": fake, "use_cache": mode != "uncached", "prefix": mode == "prefix", "seen": seen}
     machine = type("Machine", (EngineMachine,), settings_of)
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=70, stateful_step_count=30, derandomize=True, deadline=None, database=None
+            max_examples=90, stateful_step_count=30, derandomize=True, deadline=None, database=None
         ),
     )
+    # Whatever the examples were, they came past what they are to prove.
+    wanted = {"requests_finished", "requests_aborted", "requests_rejected", "tokens_discarded"}
+    if mode != "uncached":
+        wanted |= {"preemptions", "tokens_recomputed"}
+    if mode == "prefix":
+        wanted |= {
+            f"prefix_{name}" for name in ("hit_blocks", "evicted_blocks", "deferrals", "quota_refusals")
+        }
+        wanted.add("prefix_cross_tenant_evictions")
+    assert not {name for name in wanted if not seen[name]}, seen
+    assert (seen["prefix_hit_blocks"] > 0) == (mode == "prefix")
