@@ -67,8 +67,10 @@ class HostTierConfig:
 @dataclass(frozen=True)
 class PrefixCacheConfig:
     """Blocks of earlier requests are used again. `tenant_quota_blocks`: most blocks kept findable for one tenant
-    (null: no limit). `hide_timing`: no tenant's hits depend on another's traffic, as long as quotas leave room
-    for that (tenants never share blocks either way)."""
+    (null: no limit). Tenants never share blocks. `hide_timing`: nor does one's traffic decide which of another's
+    prompts hit: room is taken from one's own unused blocks first, and where that is not enough (the quotas
+    together exceed what running requests leave over) it is counted. Load stays visible: a step takes as long
+    for each of its requests as for all."""
 
     enabled: bool = False
     hide_timing: bool = False
