@@ -45,9 +45,14 @@ class BlockTraffic:
             self.tier.arrived, self.tier.lost = arrived, lost
 
     def make_room(self, count: int, keep: Sequence | None = None) -> None:
-        """Have unused contexts give up blocks until `count` can be had, all but the one that `keep` names."""
+        """Have unused contexts give up blocks until `count` can be had.
+
+        keep: a request that is about to share its context, which is spared. One that comes back from host memory
+        shares nothing, and might wait for ever for the room that its own context takes.
+        """
         if self.contexts is not None and count > self._pools.available:
-            self.contexts.reclaim(count, keep.context if keep is not None else None)
+            sharing = keep is not None and not self.swapped(keep)
+            self.contexts.reclaim(count, keep.context if keep is not None and sharing else None)
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Have a preempted request's blocks copied out. False: it has to recompute them."""
@@ -67,8 +72,10 @@ class BlockTraffic:
             self.tier.swap_in(sequence, blocks)
 
     def shared(self, sequence: Sequence) -> int:
-        """Blocks that a starting request shares with its context instead of taking them."""
-        return self.contexts.held(sequence) if self.contexts is not None else 0
+        """Blocks that a request which is to run again shares with its context instead of taking them."""
+        if self.contexts is None or self.swapped(sequence):
+            return 0  # what comes back from host memory comes back whole
+        return self.contexts.held(sequence)
 
     def place(self, sequence: Sequence) -> bool:
         """Give a starting request its context's blocks. False: not there yet, the request waits a step."""
