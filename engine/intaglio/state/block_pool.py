@@ -129,6 +129,13 @@ class BlockPool:
         self._require(block, BlockState.USED, BlockState.LEASED)
         self._kept.add(block)
 
+    def forget(self, block: int) -> None:
+        """Keep the block no longer: a cached one is free at once, any other when its last reference goes."""
+        if self._state[block] is BlockState.CACHED:
+            self.evict(block)
+        else:
+            self._kept.discard(block)
+
     def release(self, blocks: Iterable[int], *, hold_step: int | None = None) -> None:
         """Drop one reference from each block, the last one first. A block without references becomes
 

@@ -95,7 +95,10 @@ class PrefixCache:
                 break
             if self._stale(node):
                 self._counters.add("prefix_stale_blocks")
+                blocks = node.blocks
                 self._detach(node)
+                for pool, block in zip(self._pools.pools, blocks):
+                    pool.forget(block)
                 break
             found.append(node)
             parent = node

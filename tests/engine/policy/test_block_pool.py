@@ -103,6 +103,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.keep(block)
         self.kept.add(block)
 
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.kept)))
+        self.pool.forget(block)
+        self.kept.discard(block)
+        if self.state[block] is S.CACHED:
+            self.state[block] = S.FREE
+
     @rule(step=st.integers(1, 3))
     def end_step(self, step: int) -> None:
         blocks = self.held.pop(step, [])

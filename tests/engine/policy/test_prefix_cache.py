@@ -193,6 +193,8 @@ def test_a_block_handed_out_behind_the_caches_back_is_a_miss_and_counted() -> No
     assert counters["prefix_stale_blocks"] == 1
     assert lookup(cache, [1, 2, 3, 4]) == 1
     assert counters["prefix_stale_blocks"] == 1  # it was forgotten, not found stale again
+    assert (pools.free, pools.cached, len(cache)) == (7, 1, 1)
+    pools.check_integrity([])
 
 
 def test_a_lost_root_computed_again_makes_its_descendants_findable_again() -> None:

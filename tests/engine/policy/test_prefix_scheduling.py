@@ -168,6 +168,19 @@ def test_who_waits_goes_on_when_the_other_does_not_deliver(fake: ModuleType, cac
     assert engine._scheduler.reuse._promised == {}
 
 
+def test_a_promise_that_nobody_keeps_is_waited_for_only_so_long(fake: ModuleType, cached: Any) -> None:
+    """Whatever went wrong with the promise, a request starts after as many steps as it has tokens."""
+    engine, prompt = cached(), text(20)
+    engine.add(prompt, SHORT, request_id="a")
+    reuse, sequence = engine._scheduler.reuse, engine._scheduler.get("a")
+    assert reuse.find(sequence) == []
+    reuse._promised.update(dict.fromkeys(sequence.chain.keys, object()))
+    for _ in range(20):
+        assert engine.step() == []
+    assert work(engine, "steps", "prefix_deferrals") == [0, 20]
+    assert run(engine, most=8)["a"].token_ids == fake.reference(prompt, SHORT)[0]
+
+
 def test_a_preempted_request_finds_its_own_blocks(fake: ModuleType, cached: Any) -> None:
     engine, prompt = cached(), text(13)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
