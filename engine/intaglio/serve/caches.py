@@ -29,9 +29,11 @@ async def create(service: Service, request: Request, caller: Caller) -> Response
     places.take(1)
     try:
         # A client that leaves meanwhile does not end this: it finds the context in its list.
-        info = await _call(
+        info = await service.in_background(
             lambda: contexts.create(body.prompt, tenant=caller.tenant, ttl_s=body.ttl_s, name=body.name)
         )
+    except IntaglioError as error:
+        raise of_engine(error) from error
     finally:
         places.give_back()
     return JSONResponse(_document(info), 201)

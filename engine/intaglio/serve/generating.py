@@ -13,6 +13,7 @@ from intaglio.errors import IntaglioError
 from intaglio.serve import json_body
 from intaglio.serve.api_error import ApiError, of_engine
 from intaglio.serve.departure import unless_gone
+from intaglio.serve.deployment import Deployment
 from intaglio.serve.event_stream import EventStream
 from intaglio.serve.fields import ChatBody, CompletionBody, GenerationFields
 from intaglio.serve.generation import Generation, Order
@@ -39,7 +40,7 @@ async def complete(service: Service, request: Request, caller: Caller) -> Respon
     most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     params = body.sampling(max_tokens=most, logprobs=body.logprobs)
     order = Order(prompts, params, "prompt", caller.tenant, body.context)
-    return await _answer(service, request, body, order, chat=False, logprobs=body.logprobs is not None)
+    return await _answer(service, service.current, request, body, order, body.logprobs is not None)
 
 
 async def chat(service: Service, request: Request, caller: Caller) -> Response:
@@ -60,65 +61,78 @@ async def chat(service: Service, request: Request, caller: Caller) -> Response:
             code="invalid_parameter",
             param="max_completion_tokens",
         )
-    ids = await _template(service, body)
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if most is None:
-        most = await _room(service, ids, body.context, caller)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling(max_tokens=most, logprobs=logprobs)
-    order = Order([ids], params, "messages", caller.tenant, body.context)
-    return await _answer(service, request, body, order, chat=True, logprobs=bool(body.logprobs))
+    while True:
+        deployment = service.current
+        order = await _chat_order(service, deployment, body, caller)
+        if deployment is service.current:
+            break  # else another model may have taken over meanwhile, with another template
+    return await _answer(service, deployment, request, body, order, bool(body.logprobs))
 
 
-async def _template(service: Service, body: ChatBody) -> list[int]:
+async def _chat_order(service: Service, deployment: Deployment, body: ChatBody, caller: Caller) -> Order:
+    """The chat as token ids, with a limit on its output."""
     messages = [message.plain() for message in body.messages]
-    tokenizer = service.current.engine.tokenizer
+    tokenizer = deployment.engine.tokenizer
     try:
         ids: list[int] = await asyncio.to_thread(tokenizer.apply_chat_template, messages)
     except IntaglioError as error:
         refused = of_engine(error, prompt_field="messages")
         raise ApiError(400, str(error), code=refused.code, param="messages") from error
-    return ids
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if most is None:
+        most = await _room(service, deployment, len(ids), body.context, caller)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = body.sampling(max_tokens=most, logprobs=logprobs)
+    return Order([ids], params, "messages", caller.tenant, body.context)
 
 
-async def _room(service: Service, ids: list[int], context: str | None, caller: Caller) -> int:
+async def _room(
+    service: Service, deployment: Deployment, used: int, context: str | None, caller: Caller
+) -> int:
     """Output tokens for a chat that names no limit: the default, or what the model's context leaves."""
-    length = service.current.engine.max_model_len
-    used = len(ids)
-    contexts = service.current.engine.contexts
     if context is not None:
+        contexts = deployment.engine.contexts
         try:
             used += (await asyncio.to_thread(contexts.get, context, caller.tenant)).tokens
         except IntaglioError as error:
             raise of_engine(error) from error
-    return max(1, min(service.limits.default_max_tokens, length - used))
+    return max(1, min(service.limits.default_max_tokens, deployment.engine.max_model_len - used))
 
 
 async def _answer(
-    service: Service, request: Request, body: GenerationFields, order: Order, *, chat: bool, logprobs: bool
+    service: Service,
+    deployment: Deployment,
+    request: Request,
+    body: GenerationFields,
+    order: Order,
+    logprobs: bool,
 ) -> Response:
-    generation = service.generation(order)
-    style = Style(
-        chat=chat,
-        logprobs=logprobs,
-        token_ids=bool(body.return_token_ids),
-        tokenizer=generation.deployment.engine.tokenizer,
-        model=service.served_name,
-        fingerprint=generation.deployment.fingerprint,
-        id=generation.id,
-    )
-    if body.stream:
-        await generation.__aenter__()
-        documents = _documents(generation, style, count=len(order.prompts), usage=body.include_usage)
-        return EventStream(generation, documents, service.metrics.departed)
-    if body.stream_options is not None:
+    # Nothing is awaited before the generation has its places, so a swap cannot come between.
+    if body.stream_options is not None and not body.stream:
         raise ApiError(
             400,
             "stream_options needs stream=true; add it, or leave stream_options out",
             code="invalid_parameter",
             param="stream_options",
         )
-    return JSONResponse(await unless_gone(request.receive, _whole(generation, style)))
+    generation = service.generation(deployment, order)
+    style = Style(
+        chat=isinstance(body, ChatBody),
+        logprobs=logprobs,
+        token_ids=bool(body.return_token_ids),
+        tokenizer=deployment.engine.tokenizer,
+        model=service.served_name,
+        fingerprint=deployment.fingerprint,
+        id=generation.id,
+    )
+    if body.stream:
+        await generation.__aenter__()
+        documents = _documents(generation, style, count=len(order.prompts), usage=body.include_usage)
+        return EventStream(generation, documents, service.metrics.departed)
+    try:
+        return JSONResponse(await unless_gone(request.receive, _whole(generation, style)))
+    finally:
+        generation.close()  # also when the client left before the work had begun
 
 
 async def _whole(generation: Generation, style: Style) -> dict[str, Any]:

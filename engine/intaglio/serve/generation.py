@@ -32,12 +32,14 @@ class Order:
 class Generation:
     """Requests of one client, used as `async with`: leaving it ends those that have not ended, at once.
 
-    Each prompt takes a place on entering and gives it back when its request ends.
+    Each prompt takes a place on construction and gives it back when its request ends, or on `close`.
     """
 
     def __init__(
         self, deployment: Deployment, order: Order, metrics: ServerMetrics, *, timeout_s: float
     ) -> None:
+        """Raises ApiError when there are no places."""
+        deployment.places.take(len(order.prompts))
         self.id = uuid.uuid4().hex
         self.deployment = deployment
         self.outputs: list[RequestOutput | None] = [None] * len(order.prompts)
@@ -47,7 +49,7 @@ class Generation:
         self._began = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + timeout_s
         self._timeout_s = timeout_s
-        self._open: dict[str, int] = {}
+        self._open = {f"{self.id}-{index}": index for index in range(len(order.prompts))}
         self._closed = False
         self._last_token: dict[int, float] = {}
 
@@ -58,9 +60,6 @@ class Generation:
 
     async def __aenter__(self) -> Generation:
         """Admit all prompts, or none. Raises ApiError."""
-        count = len(self._order.prompts)
-        self.deployment.places.take(count)
-        self._open = {f"{self.id}-{index}": index for index in range(count)}
         try:
             await asyncio.to_thread(self._submit)
         except IntaglioError as error:

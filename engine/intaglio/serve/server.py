@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -78,7 +79,8 @@ class Server:
     def stop(self) -> None:
         """Drain and end; called once more, end now. From any thread or signal handler."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself meanwhile
+                self._loop.call_soon_threadsafe(self._stop)
 
     def swap(self, config: EngineConfig) -> bool:
         """`Service.swap` from another thread; waits for it."""

@@ -6,7 +6,10 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -21,6 +24,10 @@ from intaglio.serve.limits import ServerLimits
 from intaglio.serve.metrics import ServerMetrics
 
 _log = logging.getLogger("intaglio.serve")
+_BACKGROUND_THREADS = 2
+
+Result = TypeVar("Result")
+Totals = tuple[Counter[str], Counter[str], defaultdict[tuple[str, str], float]]
 
 
 class Service:
@@ -46,10 +53,9 @@ class Service:
         self._factory = factory
         self._swapping = asyncio.Lock()
         self._retiring: set[Deployment] = set()
+        self._background = ThreadPoolExecutor(_BACKGROUND_THREADS, thread_name_prefix="intaglio-background")
         # Counts of engines that have been replaced, so that no counter of the server ever falls.
-        self.past_counters: Counter[str] = Counter()
-        self.past_events: Counter[str] = Counter()
-        self.past_stages: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._past: Totals = (Counter(), Counter(), defaultdict(float))
         self.current = self._deploy(config)
 
     def caller(self, request: Request) -> Caller:
@@ -72,9 +78,20 @@ class Service:
                 param="model",
             )
 
-    def generation(self, order: Order) -> Generation:
-        """A generation on the engine in service."""
-        return Generation(self.current, order, self.metrics, timeout_s=self.limits.request_timeout_s)
+    def generation(self, deployment: Deployment, order: Order) -> Generation:
+        """A generation on a deployment; to lose nothing in a swap, on the one that is `current` right now."""
+        return Generation(deployment, order, self.metrics, timeout_s=self.limits.request_timeout_s)
+
+    async def in_background(self, work: Callable[[], Result]) -> Result:
+        """Run work of unknown length apart from the threads that admit requests."""
+        return await asyncio.get_running_loop().run_in_executor(self._background, work)
+
+    def totals(self) -> Totals:
+        """Engine counters, events by kind and seconds by stage, over all engines so far: they never fall."""
+        counters, events, stages = self._past[0].copy(), self._past[1].copy(), self._past[2].copy()
+        for deployment in (self.current, *self._retiring):
+            _add(deployment, counters, events, stages)
+        return counters, events, stages
 
     async def swap(self, config: EngineConfig) -> bool:
         """Serve another configuration without losing a request.
@@ -110,6 +127,7 @@ class Service:
         self.draining = True
         for deployment in (self.current, *self._retiring):
             deployment.driver.close(60.0)
+        self._background.shutdown(wait=False, cancel_futures=True)
 
     def _check_not_draining(self) -> None:
         if self.draining:
@@ -129,10 +147,19 @@ class Service:
             finished = await old.retire(self.limits.drain_timeout_s)
         finally:
             self._retiring.discard(old)
-            self.past_counters.update(old.engine.counters())
-            self.past_events.update(old.driver.event_counts)
-            for stage, seconds in old.driver.stage_seconds.items():
-                self.past_stages[stage] += seconds
+            _add(old, *self._past)
         if not finished:
             _log.warning("requests of configuration %s were ended at the drain limit", old.fingerprint)
         return finished
+
+
+def _add(
+    deployment: Deployment,
+    counters: Counter[str],
+    events: Counter[str],
+    stages: defaultdict[tuple[str, str], float],
+) -> None:
+    counters.update(deployment.engine.counters())
+    events.update(deployment.driver.event_counts)
+    for stage, seconds in deployment.driver.stage_seconds.copy().items():
+        stages[stage] += seconds

@@ -59,8 +59,8 @@ async def prometheus(service: Service, _: Request, __: Caller) -> Response:
 
 def _engine_lines(service: Service) -> Iterable[str]:
     deployment = service.current
-    counters = service.past_counters + type(service.past_counters)(deployment.engine.counters())
-    for name in sorted({*deployment.engine.counters(), *counters}):
+    counters, events, seconds_by_stage = service.totals()
+    for name in sorted(counters):
         text = f"The engine's counter {name}."
         yield from metrics.labelled(f"intaglio_{name}_total", "counter", text, {(): counters[name]})
     for name, value in deployment.engine.gauges().items():
@@ -72,13 +72,10 @@ def _engine_lines(service: Service) -> Iterable[str]:
     yield from metrics.labelled(
         "intaglio_places", "gauge", "Requests held, and the most there may be.", places
     )
-    driver = deployment.driver
-    events = service.past_events + driver.event_counts
     kinds: dict[metrics.Labels, float] = {(("kind", kind),): count for kind, count in events.items()}
     yield from metrics.labelled("intaglio_events_total", "counter", "The engine's events by kind.", kinds)
     stages: dict[metrics.Labels, float] = {
-        (("stage", stage), ("phase", phase)): seconds + service.past_stages[stage, phase]
-        for (stage, phase), seconds in driver.stage_seconds.copy().items()
+        (("stage", stage), ("phase", phase)): seconds for (stage, phase), seconds in seconds_by_stage.items()
     }
     text = "Engine time by stage and phase (each request's share)."
     yield from metrics.labelled("intaglio_stage_seconds_total", "counter", text, stages)

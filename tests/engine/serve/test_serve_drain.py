@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,6 +77,23 @@ def test_what_outlasts_the_drain_limit_gets_a_typed_end(serve: Serve, web: Modul
     assert server.drained is False
 
 
+def test_a_second_signal_ends_at_once(serve: Serve, web: ModuleType) -> None:
+    gate = web.Gate()
+    service = serve(gate=gate)
+    with web.running(service) as (server, url), ThreadPoolExecutor(1) as pool:
+        gate.shut()
+        held = pool.submit(httpx.post, f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=60)
+        asyncio.run(web.until(lambda: service.current.places.taken == 1))
+        server.stop()
+        asyncio.run(web.until(lambda: service.draining))
+        server.stop()
+        asyncio.run(web.until(lambda: service.current.driver.stopping))
+        gate.open()
+        assert isinstance(held.exception(timeout=60), httpx.HTTPError) or '"aborted"' in held.result().text
+    assert server.drained is False
+    assert service.current.engine.counters()["requests_aborted"] == 1
+
+
 def test_a_swap_loses_no_request_and_keeps_counting(serve: Serve, web: ModuleType, fake: ModuleType) -> None:
     async def go() -> None:
         gate = web.Gate()
@@ -90,6 +108,8 @@ def test_a_swap_loses_no_request_and_keeps_counting(serve: Serve, web: ModuleTyp
             after = [asyncio.create_task(http.post("/v1/completions", json=LONG)) for _ in range(5)]
             await web.until(lambda: service.current.places.taken == 5)
             assert old.places.taken == 12
+            during = (await http.get("/metrics")).text
+            assert "intaglio_requests_admitted_total 17" in during
             gate.open()
             answers = await asyncio.gather(*before, *after)
             assert await swap
@@ -102,6 +122,39 @@ def test_a_swap_loses_no_request_and_keeps_counting(serve: Serve, web: ModuleTyp
             metrics = (await http.get("/metrics")).text
             assert "intaglio_tokens_generated_total 1700" in metrics
             assert 'intaglio_swaps_total{result="done"} 1' in metrics
+
+    asyncio.run(go())
+
+
+def test_a_chat_that_a_swap_overtakes_uses_the_new_models_template(
+    serve: Serve, web: ModuleType, fake: ModuleType
+) -> None:
+    async def go() -> None:
+        service = serve()
+        old = service.current
+        codec = old.engine.tokenizer
+        original, entered, go_on = codec.apply_chat_template, threading.Event(), threading.Event()
+
+        def held(messages: Any) -> Any:
+            entered.set()
+            assert go_on.wait(60)
+            return [0, *original(messages)]
+
+        codec.apply_chat_template = held
+        fields = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 8}
+        async with web.client(service) as http:
+            chat = asyncio.create_task(http.post("/v1/chat/completions", json={**fields, "ignore_eos": True}))
+            await asyncio.to_thread(entered.wait, 60)
+            assert await service.swap(web.configure({"scheduler.max_running": 3}))
+            assert old.engine.fake.closed
+            go_on.set()
+            answer = await chat
+            assert answer.status_code == 200, answer.text
+            ids = list(b"<user>hi<assistant>")
+            tokens, _ = fake.reference(ids, fake.SamplingParams(max_tokens=8, ignore_eos=True))
+            text = fake.decoded([token for token in tokens if token != fake.EOS])
+            assert answer.json()["choices"][0]["message"]["content"] == text
+            assert answer.json()["system_fingerprint"] == service.current.fingerprint
 
     asyncio.run(go())
 

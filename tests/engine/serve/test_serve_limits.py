@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import Any
 
@@ -131,7 +131,7 @@ def test_a_client_that_leaves_ends_its_work(serve: Serve, web: ModuleType) -> No
         for fields in ({**LONG, "stream": True}, LONG):
             before = service.current.engine.counters()["requests_aborted"]
             gate.shut()
-            leave(url, fields)
+            leave(url, fields, lambda: web.until(lambda: service.current.engine.has_work))
             asyncio.run(web.until(lambda: service.metrics.disconnects > 0))
             gate.open()
             asyncio.run(idle(web, service))
@@ -142,7 +142,7 @@ def test_a_client_that_leaves_ends_its_work(serve: Serve, web: ModuleType) -> No
         assert counters["blocks_allocated"] == counters["blocks_freed"] > 0
 
 
-def leave(url: str, fields: dict[str, Any]) -> None:
+def leave(url: str, fields: dict[str, Any], working: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Send a request, wait until the server works on it, and close the connection."""
     request = httpx.Request("POST", f"{url}/v1/completions", json=fields)
     host, port = url.removeprefix("http://").split(":")
@@ -150,7 +150,7 @@ def leave(url: str, fields: dict[str, Any]) -> None:
     head += "".join(f"{name}: {value}\r\n" for name, value in request.headers.items() if name != "host")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(head.encode() + b"\r\n" + request.content)
-        connection.shutdown(socket.SHUT_WR)
+        asyncio.run(working())
 
 
 def test_an_error_of_the_engine_is_not_another_requests_error(
