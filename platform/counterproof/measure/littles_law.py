@@ -58,5 +58,5 @@ def littles_law(run: RunData) -> Balance:
     if run.remote and time.size > 1:
         # A stay of w seen every D seconds counts floor or ceil of w / D times D: its variance is at most D^2 / 4.
         every = float(np.median(np.diff(time)))
-        chance = 1.5 * every * len(inside) ** 0.5 / float(waits.sum())
+        chance = 1.5 * every * len(inside) ** 0.5 / (gauge * (end - begin))
     return Balance(gauge, stamps, abs(gauge - stamps) / gauge, sampling=chance)

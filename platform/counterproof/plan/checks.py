@@ -11,6 +11,7 @@ from counterproof.measure.percentile import PERCENTILES, floor_count
 from counterproof.measure.quality import QUALITY, STATISTIC
 from counterproof.plan.load_checks import load_faults
 from counterproof.plan.schema import ExperimentConfig
+from counterproof.plan.server_checks import server_faults
 
 MIN_BLOCKS = 6
 MAX_BLOCKS = 99
@@ -18,12 +19,12 @@ KINDS = ("exact", "rate", "sampled")
 DIRECTIONS = ("lower", "higher", "equal")
 PREDICTORS = ("kv_bytes",)
 OUTPUTS = ("outputs", "identical", "exact")
-BETWEEN_TOKENS = ("tpot_ms", "itl_ms")
+BETWEEN_TOKENS = ("tpot_ms", "itl_ms", "inter_chunk_ms")
 
 
 def check(config: ExperimentConfig, *, exploratory: bool) -> None:
     """Raise InputError that lists every fault of the study, its workload, its metrics and guardrails."""
-    faults = [*_study(config, exploratory), *_workload(config), *_metrics(config)]
+    faults = [*_study(config, exploratory), *_workload(config), *server_faults(config), *_metrics(config)]
     if faults:
         raise InputError(f"{config.name} cannot be registered: {faults[0]}", details=faults[1:])
 

@@ -43,7 +43,9 @@ class Stream:
 
     def feed(self, body: bytes) -> list[Content]:
         """Take body bytes; returns the chunks with content that they complete."""
-        self._buffer += body.replace(b"\r\n", b"\n") if b"\r" in body else body
+        self._buffer += body
+        if b"\r" in self._buffer:  # a lone one at the end may be half of a line's end
+            self._buffer = self._buffer.replace(b"\r\n", b"\n")
         found: list[Content] = []
         while True:
             event, end, rest = self._buffer.partition(b"\n\n")

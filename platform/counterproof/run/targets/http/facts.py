@@ -42,11 +42,23 @@ class ServerFacts:
             document = fetch.get_json(self._address, self._server.effective_path, self._headers)
             inner = document.get("effective", document) if isinstance(document, dict) else {}
             found = {path: _plain(value) for path, value in flatten(inner) if path}
+        found.setdefault("model", self.model())
+        if (version := self._version()) is not None:
+            found["server.version"] = version
         # As it was written, before the port was filled in: that differs from run to run.
         found["server.command"] = " ".join(self._server.command)
         found["server.variables"] = " ".join(sorted(self._server.variables))
         found["server.api"] = f"{self._server.api}/{self._server.prompts}/{self._server.dialect}"
         return found
+
+    def _version(self) -> str | None:
+        """What `/version` says, where there is such a document (vLLM has one)."""
+        try:
+            document = fetch.get_json(self._address, "/version", self._headers)
+        except ExecutionError:
+            return None
+        version = document.get("version") if isinstance(document, dict) else None
+        return None if version is None else str(version)
 
     def counters(self) -> dict[str, int]:
         """The engine's counters beside its effective configuration; {} where there are none."""

@@ -48,7 +48,8 @@ class OpenAiServer:
         if server.base_url is None and not server.command:
             raise InputError("the target openai needs server.base_url or server.command")
         # A foreign server cannot be slowed; the known delay is injected where its chunks arrive.
-        return _connect(engine, server, folder, announced=False, delay_us=engine.inject.step_delay_us)
+        delay_us = engine.inject.step_delay_us
+        return _connect(engine, server, folder, server.command, announced=False, delay_us=delay_us)
 
 
 class IntaglioHttp(IntaglioLocal):
@@ -57,9 +58,8 @@ class IntaglioHttp(IntaglioLocal):
     def connect(self, engine: EngineConfig, server: ServerConfig, folder: Path) -> HttpTarget:
         """Start `intaglio serve`, unless `server.base_url` names one that runs."""
         own = replace(server, effective_path=server.effective_path or "/intaglio/effective")
-        if server.base_url is None and not server.command:
-            own = replace(own, command=serve_command(engine))
-        return _connect(engine, own, folder, announced=True, delay_us=0)
+        command = server.command or serve_command(engine)
+        return _connect(engine, own, folder, command, announced=True, delay_us=0)
 
 
 def serve_command(engine: EngineConfig) -> list[str]:
@@ -76,7 +76,13 @@ def _text(value: object) -> str:
 
 
 def _connect(
-    engine: EngineConfig, server: ServerConfig, folder: Path, *, announced: bool, delay_us: int
+    engine: EngineConfig,
+    server: ServerConfig,
+    folder: Path,
+    command: Sequence[str],
+    *,
+    announced: bool,
+    delay_us: int,
 ) -> HttpTarget:
     key = os.environ.get(server.key_variable or "", "")
     if server.key_variable and not key:
@@ -85,7 +91,9 @@ def _connect(
     process: ServerProcess | None = None
     with contextlib.ExitStack() as undo:
         if server.base_url is None:
-            address, process = _started(engine, server, folder, announced, undo)
+            address, process = _started(
+                engine, replace(server, command=list(command)), folder, announced, undo
+            )
             deadline = time.monotonic() + server.ready_s
             process.await_health(address, server.health_path, headers, deadline)
             undo.enter_context(_watched(process.pid, folder, address, server))
