@@ -101,7 +101,11 @@ def _arm(runs: list[RunData], metric: str, statistic: str) -> dict[str, Any]:
 
 def _pooled(runs: list[RunData], metric: str, statistic: str) -> dict[str, Any] | None:
     """The percentile over all requests of all blocks, to describe (not to decide), for latency metrics."""
-    if statistic not in PERCENTILES or not (metric in COLUMNS or metric in ("itl_ms", "inter_chunk_ms")) or not runs:
+    if (
+        statistic not in PERCENTILES
+        or not (metric in COLUMNS or metric in ("itl_ms", "inter_chunk_ms"))
+        or not runs
+    ):
         return None
     sample = np.concatenate([run_samples(run, metric) for run in runs])
     found = summarise(sample, statistic)
