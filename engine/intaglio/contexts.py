@@ -89,7 +89,7 @@ class Host:
 class Contexts:
     """The contexts of one engine. Any thread may call; `create` drives the engine until the document is saved.
 
-    Raises ConfigError's sibling ContextError when context_cache.enabled is off. `clock`: seconds since the epoch.
+    Every method raises ContextError where context_cache.enabled is off. `clock`: seconds since the epoch.
     """
 
     def __init__(
@@ -193,11 +193,12 @@ class Contexts:
         if entry is None:
             record = self._record(context, tenant)
             entry = ContextEntry(record, self._files.place(tenant, context))
-        record = entry.record
-        if record.expires <= self.clock():
+        if entry.record.expires <= self.clock():
             with self._lock:
                 cache.forget(entry)
-            raise _expired(context)
+            # Another process may have refreshed it.
+            entry = ContextEntry(self._record(context, tenant), entry.place)
+        record = entry.record
         self._match(record)
         if not (entry.tables or entry.filling or entry.verified):
             self._files.verify(record)

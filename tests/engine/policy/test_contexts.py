@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from intaglio.errors import (
@@ -166,6 +168,41 @@ def test_the_quota_is_each_tenants_own_and_checked_before_work(make):
     engine.contexts.delete(made[3].id)
     engine.contexts.create(document)
     assert len(engine.contexts.list()) == 7
+
+
+def test_a_refresh_by_another_process_counts(make, moving):
+    engine, other, now = make(), make(), [1000.0]
+    engine.contexts.clock = other.contexts.clock = lambda: now[0]
+    info = engine.contexts.create(DOCUMENT, ttl_s=10)
+    other.contexts.refresh(info.id, ttl_s=100)
+    now[0] = 1020.0
+    check(moving.fake, engine.generate(QUESTIONS, PARAMS, context=info.id))
+    assert engine.counters()["context_hit_tokens"] == 4 * 16
+
+
+def test_documents_are_created_while_another_thread_drives_the_engine(make, moving):
+    engine, stop, failed = make(), threading.Event(), []
+
+    def drive():
+        try:
+            while not stop.is_set():
+                engine.step()
+        except Exception as error:
+            failed.append(error)
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    try:
+        infos = [engine.contexts.create(DOCUMENT, tenant=tenant) for tenant in ("a", "b", "a")]
+    finally:
+        stop.set()
+        driver.join(timeout=30)
+    assert not driver.is_alive() and not failed
+    assert engine.counters()["contexts_created"] == 3
+    for info in infos:
+        outputs = engine.generate(QUESTIONS, PARAMS, tenant=info.tenant, context=info.id)
+        check(moving.fake, outputs)
+        assert [o.cached_tokens for o in outputs] == [16] * 4
 
 
 def test_versions_count_the_contexts_of_a_name(make):
