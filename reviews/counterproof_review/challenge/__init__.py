@@ -1,0 +1,1 @@
+"""Looking for inputs that overturn a claim: the space, the search, confirmation and shrinking."""

@@ -1,0 +1,153 @@
+"""Counterexample search against planted corners, against nothing planted, and its bookkeeping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from counterproof.errors import InputError
+from counterproof_review.challenge.search import Budget, Outcome, search
+from counterproof_review.challenge.shrink import shrink
+from counterproof_review.challenge.space import Cell, Space, read_space
+
+DOCUMENT: dict[str, Any] = {
+    "schema": "counterproof-challenge-space/1",
+    "dimensions": [
+        {
+            "name": "prompt_tokens",
+            "kind": "int",
+            "low": 1,
+            "high": 512,
+            "log": True,
+            "boundaries": [15, 16, 17],
+        },
+        {"name": "concurrency", "kind": "int", "low": 1, "high": 32, "log": True},
+        {"name": "overlap", "kind": "float", "low": 0.0, "high": 1.0},
+        {"name": "text", "kind": "choice", "choices": ["natural", "random", "repeated"]},
+    ],
+}
+SPACE = read_space(DOCUMENT)
+GAIN, NOISE = math.log(1.08), 0.06
+
+
+def probe_of(effect: Callable[[Cell], float], wrong: Callable[[Cell], int] = lambda _cell: 0) -> Any:
+    """A machine with 6 % noise between blocks whose true gain is `effect(cell)`."""
+
+    def probe(cell: Cell, blocks: int, seed: int) -> Outcome:
+        noise = NOISE * np.random.default_rng(seed).standard_normal(blocks)
+        return Outcome(tuple((effect(cell) + noise).tolist()), wrong(cell))
+
+    return probe
+
+
+def crowded(cell: Cell) -> float:
+    return -0.25 if int(cell["concurrency"]) > 12 else GAIN
+
+
+def exact_block(cell: Cell) -> float:
+    return -0.3 if cell["prompt_tokens"] == 16 else GAIN
+
+
+@pytest.mark.parametrize("effect", [crowded, exact_block])
+def test_planted_corner_is_found_within_budget_and_shrunk(effect: Callable[[Cell], float]) -> None:
+    """counterexample_noise: a candidate slower only above some concurrency, or only at prompts of one block."""
+    for seed in range(8):
+        probe = probe_of(effect)
+        found = search(SPACE, probe, Budget(), seed)
+        assert found.flips, (effect.__name__, seed)
+        assert all(effect(one.cell) < 0 for one in found.flips)
+        first = found.flips[0]
+        small = shrink(SPACE, first.cell, first.outcome, probe, lambda n: 10_000 + n)
+        assert effect(small.cell) < 0
+        wanted = ("concurrency",) if effect is crowded else ("prompt_tokens",)
+        assert small.needed == wanted
+        if effect is crowded:
+            assert int(small.cell["concurrency"]) <= 15
+        assert small.measured <= 40
+
+
+@pytest.mark.parametrize("truth", [0.0, GAIN])
+def test_with_nothing_planted_few_searches_confirm_anything(truth: float) -> None:
+    budget = Budget(cells=32)
+    confirmed = nominated = 0
+    for seed in range(500):
+        found = search(SPACE, probe_of(lambda _cell: truth), budget, seed)
+        confirmed += bool(found.flips)
+        nominated += any(t.outcome.mean < 0 for t in found.tried)
+    assert confirmed <= 0.05 * 500
+    assert nominated > 0.9 * 500 or truth > 0  # by chance alone nearly every search nominates something
+
+
+def test_wrong_outputs_need_no_statistics_but_a_fresh_run() -> None:
+    def wrong(cell: Cell) -> int:
+        return 2 if cell["text"] == "repeated" else 0
+
+    probe = probe_of(lambda _cell: GAIN, wrong)
+    found = search(SPACE, probe, Budget(cells=24), 3)
+    assert found.flips and all(one.cell["text"] == "repeated" for one in found.flips)
+    small = shrink(SPACE, found.flips[0].cell, found.flips[0].outcome, probe, lambda n: n)
+    assert small.needed == ("text",)
+    seen: list[int] = []
+
+    def once(cell: Cell, blocks: int, seed: int) -> Outcome:
+        seen.append(seed)
+        return Outcome((GAIN,) * blocks, 1 if len(seen) == 4 else 0)
+
+    single = search(SPACE, once, Budget(cells=24), 3)
+    assert single.confirmed and not single.flips
+    assert len(set(seen)) == len(seen)  # no run was used twice
+
+
+def test_the_report_tells_what_was_and_was_not_tried() -> None:
+    told: list[tuple[int, int, str]] = []
+    found = search(SPACE, probe_of(lambda _c: GAIN), Budget(cells=40), 1, lambda *step: told.append(step))
+    report = found.report()
+    assert report["cells_tried"] == 40 == sum(report["by_phase"].values())
+    assert all(count > 0 for count in report["by_phase"].values())
+    assert report["corners_not_tried"] == 24 - report["by_phase"]["corner"] > 0
+    assert report["blocks_run"] == 40 * 3 + 8 * len(found.confirmed)
+    assert "not proof" in report["says"]
+    assert told[39][:2] == (40, 40)
+    again = search(SPACE, probe_of(lambda _c: GAIN), Budget(cells=40), 1).report()
+    assert again == report
+
+
+def test_cells_stay_inside_the_declared_space() -> None:
+    found = search(SPACE, probe_of(crowded), Budget(cells=60), 5)
+    for tried in found.tried:
+        assert 1 <= int(tried.cell["prompt_tokens"]) <= 512
+        assert 1 <= int(tried.cell["concurrency"]) <= 32
+        assert 0.0 <= float(tried.cell["overlap"]) <= 1.0
+        assert tried.cell["text"] in ("natural", "random", "repeated")
+    cells = [tuple(t.cell.items()) for t in found.tried]
+    assert len(set(cells)) == len(cells)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "magic"}, "kind must be"),
+        ({"low": 5, "high": 1}, "low <= high"),
+        ({"low": 0, "log": True}, "positive where log"),
+        ({"high": math.inf}, "must be numbers"),
+        ({"boundaries": ["x"]}, "boundaries"),
+        ({"kind": "choice", "choices": []}, "choices"),
+        ({"name": "text"}, "named twice"),
+    ],
+)
+def test_a_malformed_space_is_refused(change: dict[str, Any], message: str) -> None:
+    first, *rest = DOCUMENT["dimensions"]
+    with pytest.raises(InputError, match=message):
+        read_space({**DOCUMENT, "dimensions": [{**first, **change}, *rest]})
+
+
+def test_a_space_of_one_point_is_searched_once() -> None:
+    single = Space(
+        read_space({**DOCUMENT, "dimensions": [{"name": "n", "kind": "int", "low": 3, "high": 3}]}).dimensions
+    )
+    found = search(single, probe_of(lambda _c: GAIN), Budget(cells=10), 1)
+    assert [t.cell for t in found.tried] == [{"n": 3}]
