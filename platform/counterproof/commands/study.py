@@ -86,9 +86,7 @@ def finish(store: Store, paths: StudyPaths, *, gate: bool, packet: bool) -> int:
             for lost in runner.recover():
                 console.note(f"{lost} was cut off; it is kept, journalled as lost, and not counted")
             try:
-                runner.run_missing(
-                    lambda _block: judge.must_stop(paths), lambda: judge.why_extend(paths)
-                )
+                runner.run_missing(lambda _block: judge.must_stop(paths), lambda: judge.why_extend(paths))
             except KeyboardInterrupt:
                 Journal(paths.journal).append("interrupted")
                 console.note(f"interrupted; to go on: counterproof resume {paths.name}")

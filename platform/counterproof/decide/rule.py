@@ -196,7 +196,9 @@ def _continue(comparison: Mapping[str, Any], primary: Mapping[str, Any]) -> dict
             f", and they would be futile: the gain is at most {100 * most:.1f} % (95 %, one-sided), "
             f"the smallest of interest {100 * float(primary['sesoi']):g} %"
         )
-    return _step("5 blocks left", left > 0, HOLD if futile else CONTINUE, because, blocks_left=left, futile=futile)
+    return _step(
+        "5 blocks left", left > 0, HOLD if futile else CONTINUE, because, blocks_left=left, futile=futile
+    )
 
 
 def _hold(

@@ -35,6 +35,7 @@ factor:
   baseline: false
   candidate: true
   lossless: true
+  attacks: arithmetic
   bottleneck: none, this is a test
   moves: {effective: [kv_cache.blocks, kv_cache.bytes_per_token, kv_cache.pool_bytes], environment: [], model: []}
 workload:
