@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from intaglio.errors import WorkerError
 from intaglio.state.kv_codec import KVCodec, codec_of
+
+# Up to this many slots a plain loop is quicker than arrays.
+_FEW_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,13 @@ class KVStore:
 
     def slots(self, table: Sequence[int], start: int, end: int) -> list[int]:
         """Slots of positions [start, end) under a block table."""
-        size = self.block_tokens
-        return [table[p // size] * size + p % size for p in range(start, end)]
+        size, first = self.block_tokens, start // self.block_tokens
+        if end - start <= _FEW_SLOTS:
+            return [table[p // size] * size + p % size for p in range(start, end)]
+        blocks = np.asarray(table[first : -(-end // size)], dtype=np.int64)
+        every = (blocks[:, None] * size + np.arange(size)).ravel()
+        numbers: list[int] = every[start - first * size : end - first * size].tolist()
+        return numbers
 
     def map_slots(self, slots: Sequence[int]) -> SlotMap:
         """Prepare a store of len(slots) tokens. Slot -1 marks padding: that token goes nowhere at all.
@@ -152,8 +161,9 @@ class KVStore:
             keys = view[:, :, 0].transpose(1, 2).unbind(0)
             values = view[:, :, 1].transpose(1, 2).unbind(0)
             return KVRun(length, keys, values, None)
-        slots = torch.tensor(self.slots(used, 0, length), dtype=torch.int64, device=self._device)
-        return KVRun(length, None, None, slots)
+        blocks = torch.tensor(used, dtype=torch.int64)
+        slots = (blocks[:, None] * self.block_tokens + torch.arange(self.block_tokens)).flatten()[:length]
+        return KVRun(length, None, None, slots.to(self._device))
 
     def read(self, layer: int, run: KVRun) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, length, head_dim] of one layer: fp32 where the format is quantised, else as

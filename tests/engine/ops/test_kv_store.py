@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 
@@ -132,3 +134,14 @@ def test_claims_follow_generations(store):
     assert "cannot hold" in store.claim((2, 3), (7,), 0, 5)
     assert "outside" in store.claim((2, 8), (7, 7), 0, 5)
     assert "outside" in store.claim((-1, 2), (7, 7), 0, 5)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 1), (5, 13), (0, 24), (7, 24), (23, 24), (3, 20)])
+def test_slots_follow_any_block_table(store, start, end):
+    size, table = store.block_tokens, [5, 0, 6, 2, 7, 1]
+    wanted = [table[p // size] * size + p % size for p in range(24)]
+    assert store.slots(table, start, end) == wanted[start:end]
+    assert store.slots(array("i", table), start, end) == wanted[start:end]
+    run = store.run(table, max(end, size + 1))
+    assert run.index is not None
+    assert run.index.tolist() == wanted[: max(end, size + 1)]
