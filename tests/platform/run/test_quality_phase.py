@@ -105,7 +105,7 @@ def test_a_target_that_cannot_compare_leaves_the_bound_unproven(
     assert comparison["equivalence"]["threshold"] == 0.5
 
 
-@pytest.mark.parametrize("name", ["batch_invariance", "weight_format"])
+@pytest.mark.parametrize("name", ["batch_invariance", "weight_format", "kv_quantization"])
 def test_the_experiments_register_bounds_that_can_be_judged(name: str) -> None:
     config = compose(name, []).config
     checks.check(config, exploratory=False)
