@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from intaglio.telemetry import Telemetry
 class ContextEntry:
     """One context in use by this engine.
 
-    users     live requests that named it; place: where its files lie
+    users     live requests that named it, of which `readers` have shared its blocks; place: where its files lie
     tables    its blocks on the device, () when it is not resident; filling: those that a load is filling
     verified  its files were found whole; unusable: a load failed since, so that they are to be verified anew
     pinned    it is being saved, and must stay; gone: it was deleted or has expired
@@ -35,6 +35,7 @@ class ContextEntry:
     record: ContextRecord
     place: Path
     users: int = 0
+    readers: set[Sequence] = field(default_factory=set)
     tables: tuple[tuple[int, ...], ...] = ()
     generations: tuple[tuple[int, ...], ...] = ()
     filling: tuple[tuple[int, ...], ...] = ()
@@ -93,6 +94,7 @@ class ContextCache:
         entry, sequence.context = sequence.context, None
         if entry is not None:
             entry.users -= 1
+            entry.readers.discard(sequence)
             self._settle(entry)
 
     def held(self, sequence: Sequence) -> int:
@@ -119,7 +121,7 @@ class ContextCache:
 
     def reclaim(self, count: int, keep: ContextEntry | None = None) -> None:
         """Free blocks of contexts that nobody runs on, least recently used first, until `count` blocks can be had."""
-        idle = [e for e in self._all() if e.tables and e is not keep and not e.pinned and self._alone(e)]
+        idle = [e for e in self._all() if e.tables and e is not keep and not e.pinned and not self._read(e)]
         for entry in sorted(idle, key=lambda e: e.touched):
             if self._pools.available >= count:
                 return
@@ -134,15 +136,20 @@ class ContextCache:
     def _all(self) -> list[ContextEntry]:
         return [*self._entries.values(), *self._leaving]
 
-    def _alone(self, entry: ContextEntry) -> bool:
-        """Whether nobody but the context itself refers to its blocks; requests share all of them or none."""
-        return self._pools.pools[0].references(entry.tables[0][0]) == 1
+    def _read(self, entry: ContextEntry) -> bool:
+        """Whether a request computes with the context's blocks now; preempted ones have let go of them.
+
+        References do not tell: with a prefix cache two contexts may hold the same blocks, and neither is in use.
+        """
+        first = entry.tables[0][0]
+        return any(reader.block_tables and reader.block_tables[0][0] == first for reader in entry.readers)
 
     def _share(self, sequence: Sequence, entry: ContextEntry) -> None:
         self._clock += 1
         entry.touched = self._clock
         self._pools.share(entry.tables)
         sequence.grow(entry.tables, entry.generations)
+        entry.readers.add(sequence)
         sequence.computed = entry.record.blocks * self._pools.block_tokens
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
