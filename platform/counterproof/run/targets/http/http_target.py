@@ -63,7 +63,10 @@ class Counts:
 
 
 class HttpTarget:
-    """One server. `facts` gives the effective configuration, counters and identity."""
+    """One server. `facts` gives the effective configuration, counters and identity.
+
+    ready_ns  when the server was healthy: what the client does afterwards is no start-up of the server's
+    """
 
     stamps = "chunk"
 
@@ -92,6 +95,7 @@ class HttpTarget:
         self._ending: list[Token] = []
         self._prepared: dict[int, bytes] = {}
         self.counts = Counts()
+        self.ready_ns: int | None = None
 
     def on_close(self, end: Callable[[], None]) -> None:
         """What ends the server, if the harness started it."""

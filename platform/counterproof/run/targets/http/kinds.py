@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from counterproof.errors import InputError, SetupError
+from counterproof.errors import ExecutionError, InputError, SetupError
 from counterproof.plan.schema import ServerConfig
 from counterproof.run.targets.http.facts import ServerFacts
 from counterproof.run.targets.http.http_target import HttpTarget
@@ -27,6 +27,7 @@ from intaglio.errors import ModelError
 from intaglio.models import catalogue
 
 LOOPBACK = "127.0.0.1"
+WATCHER_S = 30.0
 
 
 class OpenAiServer:
@@ -96,13 +97,15 @@ def _connect(
             )
             deadline = time.monotonic() + server.ready_s
             process.await_health(address, server.health_path, headers, deadline)
+            ready_ns = time.perf_counter_ns()
             undo.enter_context(_watched(process.pid, folder, address, server))
         else:
-            address = address_of(server.base_url)
+            address, ready_ns = address_of(server.base_url), time.perf_counter_ns()
         facts = ServerFacts(address, headers, server)
         target = HttpTarget(
             address, server, facts.model(), headers, _Codec(engine), delay_us=delay_us, facts=facts
         )
+        target.ready_ns = ready_ns
         target.on_close(undo.pop_all().close)
     return target
 
@@ -134,10 +137,20 @@ def _watched(pid: int, folder: Path, address: Address, server: ServerConfig) -> 
     command += [str(folder / SERVER_SAMPLES), str(os.getpid()), json.dumps(where)]
     watcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
+        _await_first_sample(watcher, folder / SERVER_SAMPLES)
         yield
     finally:
         watcher.kill()
         watcher.wait()
+
+
+def _await_first_sample(watcher: subprocess.Popen[bytes], samples: Path) -> None:
+    """A short run would be over before its watcher had begun. Raises ExecutionError."""
+    deadline = time.monotonic() + WATCHER_S
+    while not (samples.is_file() and samples.stat().st_size):
+        if watcher.poll() is not None or time.monotonic() > deadline:
+            raise ExecutionError("the server's watcher did not begin; the server's memory would be unknown")
+        time.sleep(0.01)
 
 
 def address_of(base_url: str) -> Address:
