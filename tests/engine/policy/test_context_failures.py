@@ -16,6 +16,7 @@ from intaglio.intake.request import SamplingParams
 from intaglio.state.context_files import MANIFEST, payload
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
+LONGER = SamplingParams(max_tokens=14, ignore_eos=True)
 DOCUMENT = [97 + (5 * i) % 8 for i in range(18)]  # four blocks of four, and two tokens
 QUESTIONS = [[98, 99, 100 + i] for i in range(4)]
 
@@ -166,7 +167,7 @@ def test_random_traffic_over_contexts_never_changes_a_text_or_leaks_a_block(make
     """Two tenants, small pools, swap, prefix cache, aborts, deletions, harmed moves and failed steps together."""
     draw = random.Random(seed)
     engine = make(
-        kv_cache__blocks=draw.randint(8, 16),
+        kv_cache__blocks=draw.randint(8, 12),
         host_tier__enabled=draw.random() < 0.5,
         prefix_cache__enabled=draw.random() < 0.5,
         scheduler__max_running=draw.randint(1, 4),
@@ -181,15 +182,15 @@ def test_random_traffic_over_contexts_never_changes_a_text_or_leaks_a_block(make
             tenant = draw.choice(["", "ada"])
             known[engine.contexts.create(document, tenant=tenant).id] = (tenant, document)
         if turn < 60 and known and draw.random() < 0.6:
-            context = draw.choice(sorted(known))
+            context = draw.choice(list(known))
             tenant, document = known[context]
             question = [draw.randint(97, 98) for _ in range(draw.randint(1, 4))]
             try:
-                live[engine.add(question, PARAMS, tenant=tenant, context=context)] = document + question
+                live[engine.add(question, LONGER, tenant=tenant, context=context)] = document + question
             except ContextDamagedError:
                 raise AssertionError("the files are whole") from None
         if known and draw.random() < 0.03:
-            context = draw.choice(sorted(known))
+            context = draw.choice(list(known))
             engine.contexts.delete(context, known.pop(context)[0])
         if live and draw.random() < 0.05:
             engine.abort(draw.choice(sorted(live)))
@@ -200,7 +201,7 @@ def test_random_traffic_over_contexts_never_changes_a_text_or_leaks_a_block(make
             assert output.error is None
             if output.finish_reason == "length":
                 finished += 1
-                assert output.token_ids == moving.fake.reference(live[name], PARAMS)[0]
+                assert output.token_ids == moving.fake.reference(live[name], LONGER)[0]
             del live[name]
         if turn > 60 and not engine.has_work:
             break
@@ -208,3 +209,37 @@ def test_random_traffic_over_contexts_never_changes_a_text_or_leaks_a_block(make
     for context, (tenant, _) in known.items():
         engine.contexts.delete(context, tenant)
     assert engine.gauges()["kv_blocks_used"] == 0
+
+
+def test_a_swapped_request_does_not_wait_for_the_room_its_own_context_takes(make, moving):
+    """Its context's four blocks and its own eight do not fit together: the unused context must give way."""
+    engine = make(kv_cache__blocks=11, host_tier__enabled=True)
+    info = engine.contexts.create(DOCUMENT)
+    long = SamplingParams(max_tokens=16, ignore_eos=True)
+    names = [engine.add(question, long, context=info.id) for question in QUESTIONS[:3]]
+    for _ in range(500):
+        engine.step()
+        engine.check_integrity()
+        if not engine.has_work:
+            break
+    assert not engine.has_work
+    for name, question in zip(names, QUESTIONS, strict=False):
+        assert engine.output(name).token_ids == moving.fake.reference(DOCUMENT + question, long)[0]
+    counters = engine.counters()
+    assert counters["swap_in_blocks"] == counters["swap_out_blocks"] > 0
+    assert counters["context_evictions"] > 0
+
+
+def test_two_contexts_that_hold_the_same_blocks_still_make_room(make, moving):
+    """With a prefix cache the second document is partly the first one's blocks; nobody uses either."""
+    engine = make(kv_cache__blocks=8, prefix_cache__enabled=True)
+    engine.contexts.create(DOCUMENT)
+    engine.contexts.create(DOCUMENT[:14])
+    assert engine.counters()["prefix_hit_blocks"] == 2
+    prompt, long = [98] * 20, SamplingParams(max_tokens=10, ignore_eos=True)
+    name = engine.add(prompt, long)
+    for _ in range(100):
+        engine.step()
+        engine.check_integrity()
+    assert engine.output(name).token_ids == moving.fake.reference(prompt, long)[0]
+    assert engine.counters()["context_evictions"] == 2
