@@ -167,8 +167,11 @@ class BlockMover:
         if fault == "late":
             raise WorkerError("the copy was not there in time")
         pairs = list(zip(targets, sources, strict=True))
-        for target, source in pairs[: len(pairs) // 2] if fault == "short" else pairs:
+        half = len(pairs) // 2 if fault == "short" else len(pairs)
+        for target, source in pairs[:half]:
             self._stream.copy(target, source)
+        for target, _ in pairs[half:]:
+            target.fill_(0xA5)  # fresh memory may by chance hold the very bytes that do not arrive
         if fault == "flip":
             self._stream.wait()
             targets[0][0] ^= 1
