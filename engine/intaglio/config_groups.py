@@ -130,6 +130,9 @@ class TraceConfig:
 
 @dataclass(frozen=True)
 class InjectConfig:
-    """A known delay in microseconds added to every engine step: the positive control of a study."""
+    """What a study injects. `step_delay_us`: a known delay added to every engine step, the positive control.
+    `sabotage`: `path=value` pairs with semicolons that really run, whatever else is configured: the negative control.
+    """
 
     step_delay_us: int = 0
+    sabotage: str | None = None

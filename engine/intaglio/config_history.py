@@ -19,6 +19,7 @@ LATER: dict[str, Scalar] = {
     "host_tier.memory_mib": 1024,
     "scheduler.max_waiting": None,
     "threads.affinity": None,
+    "inject.sabotage": None,
 }
 
 

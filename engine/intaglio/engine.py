@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from intaglio import assembly, loading
+from intaglio import assembly, loading, sabotage
 from intaglio.config import EngineConfig, Scalar
 from intaglio.contexts import Capture, Contexts, Host
 from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
@@ -36,7 +36,7 @@ class Engine:
             raise ConfigError(
                 f"config must be an EngineConfig, not {type(config).__name__}; e.g. EngineConfig(model='tiny')"
             )
-        self._config = config.validate()
+        self._config = config = sabotage.in_force(config.validate())
         self._loaded = loaded or loading.load(config)
         self.tokenizer: Any = self._loaded.codec
         self._telemetry = Telemetry()
@@ -366,9 +366,9 @@ class Engine:
     def _make_contexts(self) -> Contexts:
         config, loaded = self._config, self._loaded
         host = Host(
-            prepare=lambda document: admission.prepare(
-                document, SamplingParams(max_tokens=1), loaded.codec, self._limits
-            ).prompt,
+            prepare=lambda document: (
+                admission.prepare(document, SamplingParams(max_tokens=1), loaded.codec, self._limits).prompt
+            ),
             admit=self._admit_document,
             advance=self._advance,
             withdraw=self._withdraw,
