@@ -114,11 +114,15 @@ def sentence(found: Mapping[str, Any]) -> str:
 
 
 def _arm_words(arm: str, placed: Mapping[str, Any]) -> str:
+    above = max(placed["arithmetic_used"], placed["memory_used"]) > 1
+    note = (
+        " (above what was measured to be possible: measure the roofs again, at a quiet time)" if above else ""
+    )
     return (
         f"{arm.capitalize()}, {placed['phase']}: bound by {_NAMES[placed['bound_by']]}; "
         f"{placed['flops_s'] / 1e9:.1f} GFLOP/s ({100 * placed['arithmetic_used']:.0f} % of the roof) and "
         f"{placed['bytes_s'] / 1e9:.1f} GB/s ({100 * placed['memory_used']:.0f} %), "
-        f"{placed['intensity']:.1f} operations a byte."
+        f"{placed['intensity']:.1f} operations a byte{note}."
     )
 
 

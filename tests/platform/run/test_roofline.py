@@ -29,6 +29,12 @@ def test_measuring_keeps_rates_that_a_plan_then_carries(
     assert told == ["memory and matrix products", "loopback", "disk"]
     plan = canonical.read_json(new_study(name="after").plan)
     assert plan["roofline"]["rates"] == rates
+    slower = {**rates, "memory_bytes_s": 1.0, "disk_sync_ms": 1e9, "flops_s": {"fp32": 1.0, "bf16": 1e18}}
+    monkeypatch.setattr(roofline, "engine_rates", lambda _engine: slower)
+    again = roofline.measure(open_store(), from_flat({"threads.count": 1}), told.append)["rates"]
+    assert again["memory_bytes_s"] == rates["memory_bytes_s"]
+    assert again["flops_s"] == {"fp32": rates["flops_s"]["fp32"], "bf16": 1e18}
+    assert again["disk_sync_ms"] <= rates["disk_sync_ms"]
     monkeypatch.setattr(roofline, "machine_sha256", lambda: "another")
     assert roofline.known(open_store()) is None
 
