@@ -12,7 +12,7 @@ from typing import Any
 
 from counterproof.errors import EvidenceError, InputError
 from counterproof.plan import checks, locate, prereg
-from counterproof.record import atomic, canonical, code_identity
+from counterproof.record import atomic, canonical, code_identity, starts
 from counterproof.record.journal import Journal
 from counterproof.record.store import Store, StudyPaths
 from counterproof.run import roofline
@@ -68,6 +68,8 @@ def register(store: Store, request: StudyRequest) -> StudyPaths:
         Journal(draft.journal).append(
             "study_started", study=paths.name, plan_sha256=digest, exploratory=request.exploratory
         )
+        # Before the study can run: one that is deleted later still shows in the chain.
+        starts.append(store.root, paths.name, request.experiment, digest)
         _publish(draft, paths)
     except BaseException:
         shutil.rmtree(draft.folder, ignore_errors=True)
