@@ -24,7 +24,7 @@ INPUT = "replay/inputs/block-00.jsonl"
     [
         {"schema": "replication-packet/2"},
         {"schema": "replication-packet/17"},
-        {"critical": ["open-results", "sealed-results"]},
+        {"critical": ["open-results", "sealed-results-2"]},
         {"critical": ["signatures"]},
     ],
 )

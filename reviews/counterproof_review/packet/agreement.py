@@ -20,6 +20,7 @@ CONSISTENT = "CONSISTENT"
 NOT_CONSISTENT = "NOT CONSISTENT"
 INCONCLUSIVE = "INCONCLUSIVE"
 INVALID = "INVALID"
+BLIND = "SEALED"  # no answer: the results it would compare with are sealed
 ALPHA = 0.05
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from counterproof_review.packet import layout
-from counterproof_review.packet.documents import ARM_SCHEMA
+from counterproof_review.packet import canonical, layout
+from counterproof_review.packet.documents import ARM_SCHEMA, PADDED_ARM_SCHEMA
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.models import PREFIX
 from intaglio.config import EngineConfig, Scalar, flatten, from_flat
@@ -19,6 +19,8 @@ from intaglio.errors import ConfigError
 
 # Values that name a model; they hold a digest in a packet and a folder only while a replay runs.
 MODEL_PATHS = ("model", "speculation.draft_model")
+FILLER = "."
+_FORMS = {ARM_SCHEMA: {"schema", "engine"}, PADDED_ARM_SCHEMA: {"schema", "engine", "filler"}}
 
 
 def opaque_of(path: str) -> str:
@@ -36,14 +38,25 @@ def to_document(engine: Mapping[str, Scalar]) -> dict[str, Any]:
     return {"schema": ARM_SCHEMA, "engine": resolve(engine)}
 
 
+def padded(documents: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Arm files of one size: values have different lengths, and a length would tell one arm from another."""
+    filled = {name: {**d, "schema": PADDED_ARM_SCHEMA, "filler": ""} for name, d in documents.items()}
+    sizes = {name: len(canonical.encode(d)) for name, d in filled.items()}
+    longest = max(sizes.values())
+    return {name: {**d, "filler": FILLER * (longest - sizes[name])} for name, d in filled.items()}
+
+
 def check(path: str, document: Mapping[str, Any], references: frozenset[str]) -> dict[str, Scalar]:
     """The configuration of an arm file, with what an engine of its time did for paths that came later.
 
     Raises PacketError E_SCHEMA or E_ARMS for unknown, missing or mistyped keys, and E_UNSAFE for a model that
     is not named by a digest of the packet's own lock.
     """
-    if set(document) != {"schema", "engine"} or document["schema"] != ARM_SCHEMA:
+    if set(document) != _FORMS.get(str(document.get("schema"))):
         raise PacketError("E_SCHEMA", f"is not of schema {ARM_SCHEMA} with the key engine alone", path=path)
+    filler = document.get("filler", "")
+    if not isinstance(filler, str) or filler.strip(FILLER):
+        raise PacketError("E_SCHEMA", "its filler says something", path=path)
     engine = document["engine"]
     if not isinstance(engine, dict):
         raise PacketError("E_SCHEMA", "engine is no object", path=path)

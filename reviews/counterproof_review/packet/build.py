@@ -15,6 +15,7 @@ from typing import Any
 from counterproof.errors import InputError
 from counterproof.measure.load import StudyData, load_study
 from counterproof.measure.metrics import METRICS
+from counterproof.record.canonical import sha256_bytes, sha256_file
 from counterproof.workload import sealed
 from counterproof.workload.sealed import SealedRequest
 from counterproof_review.packet import (
@@ -29,11 +30,14 @@ from counterproof_review.packet import (
     manifest,
     models,
     public,
+    sealing,
+    signature,
 )
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.labels import PacketKeys
 from counterproof_review.packet.models import ModelLock
 from counterproof_review.packet.reader import Archive
+from counterproof_review.packet.sealing import Sealing
 from counterproof_review.packet.verify import Verification, verify
 from intaglio.config import Scalar
 from intaglio.models import catalogue
@@ -51,24 +55,21 @@ class Built:
     root: str
     sha256: str
     verification: Verification
-
-    @property
-    def evidence_valid(self) -> bool | None:
-        """Whether the study's own comparison found its evidence valid; None before it was compared."""
-        valid: bool | None = self.verification.documents[layout.RESULTS]["evidence_valid"]
-        return valid
+    evidence_valid: bool | None  # by the study's own comparison; None before it was compared
 
 
-def build(folder: Path, *, out: Path | None = None, keys: PacketKeys | None = None) -> Built:
+def build(
+    folder: Path, *, out: Path | None = None, keys: PacketKeys | None = None, sealed: Sealing | None = None
+) -> Built:
     """Build the packet of the study in `folder`; by default as `packets/<id>.rep.zip` inside it.
 
     `keys`: fresh ones when None. They are kept beside the study (`packets/<id>.key.json`, mode 0600), never in
-    the packet. Raises InputError for a study without anything to replicate, EvidenceError for one that was
+    the packet. `sealed`: build the sealed form, whose secret is kept in the author's key folder instead. Raises InputError for a study without anything to replicate, EvidenceError for one that was
     tampered with, PacketError E_LEAK or E_STUDY.
     """
     study = load_study(folder)
     _check_study(study)
-    keys = keys or labels.fresh_keys(study.arms)
+    keys = sealed.secrets.packet if sealed else keys or labels.fresh_keys(study.arms)
     place = folder / "packets"
     place.mkdir(exist_ok=True)
     target = out or place / f"{keys.packet_id}.rep.zip"
@@ -76,7 +77,7 @@ def build(folder: Path, *, out: Path | None = None, keys: PacketKeys | None = No
         raise InputError(f"there is no folder {target.parent} to write the packet into")
     report = Verification()
     with tempfile.TemporaryDirectory(prefix="packet-") as scratch:
-        files = _files(study, keys, Path(scratch))
+        files, valid = _files(study, keys, Path(scratch), sealed)
         unverified = target.with_name(f".{target.name}.unverified")
         try:
             digest = archive.write(unverified, files)
@@ -85,9 +86,12 @@ def build(folder: Path, *, out: Path | None = None, keys: PacketKeys | None = No
             unverified.replace(target)
         finally:
             unverified.unlink(missing_ok=True)
-    key_path = place / f"{keys.packet_id}.key.json"
-    labels.write_keys(key_path, keys)
-    return Built(target, key_path, keys.packet_id, report.root, digest, report)
+    if sealed:
+        key_path = sealing.write_secrets(sealed.secrets)
+    else:
+        key_path = place / f"{keys.packet_id}.key.json"
+        labels.write_keys(key_path, keys)
+    return Built(target, key_path, keys.packet_id, report.root, digest, report, valid)
 
 
 def _check_study(study: StudyData) -> None:
@@ -104,17 +108,55 @@ def _check_study(study: StudyData) -> None:
         )
 
 
-def _files(study: StudyData, keys: PacketKeys, scratch: Path) -> dict[str, bytes | Path]:
+def _files(
+    study: StudyData, keys: PacketKeys, scratch: Path, sealed: Sealing | None
+) -> tuple[dict[str, bytes | Path], bool | None]:
+    """Every member, and whether the study's evidence is valid."""
     opaque = labels.opaque_names(keys, study.arms)
-    lock = _model_lock(study)
     loads = [_inputs(study, block) for block in study.complete_blocks]
     warmup = _warmup(study)
+    documents = _public(study, keys, opaque, loads, warmup, sealed)
+    _refuse_leaks(study, documents)
+    rows = author.write_rows(study, opaque, scratch / "rows")
+    results = author.document(study, opaque, rows)
+    files: dict[str, bytes | Path] = {p: canonical.encode(d, p) for p, d in documents.items()}
+    files[layout.WARMUP] = inputs.to_lines(warmup)
+    files |= {layout.input_path(b): inputs.to_lines(requests) for b, requests in enumerate(loads)}
+    if sealed is None:
+        files[layout.RESULTS] = canonical.encode(results, layout.RESULTS)
+        files[layout.RESULT_ROWS] = scratch / "rows"
+        files[layout.MANIFEST] = manifest.build(files)
+        return files, results["evidence_valid"]
+    hidden = sealing.content(results, sealed, _facts(study), sha256_file(scratch / "rows"))
+    files[layout.SEALED] = sealing.sealed_bytes(sealed, hidden)
+    listed = files[layout.MANIFEST] = manifest.build(files)
+    packet = sha256_bytes(canonical.encode(documents[layout.PACKET]))
+    root = manifest.root(listed)
+    files[layout.SIGNATURE] = signature.sign(
+        sealed.author, keys.packet_id, packet, root, files[layout.SEALED]
+    )
+    return files, results["evidence_valid"]
+
+
+def _public(
+    study: StudyData,
+    keys: PacketKeys,
+    opaque: Mapping[str, str],
+    loads: list[list[SealedRequest]],
+    warmup: list[SealedRequest],
+    sealed: Sealing | None,
+) -> dict[str, Any]:
+    """The documents of the public part, each by allow-list."""
+    form = layout.SEALED_FORM if sealed else layout.OPEN
+    lock = _model_lock(study)
     configs = {arm: _engine(study, arm, lock) for arm in study.arms}
     plan, plan_sha256 = study.plan, study.verified.plan_sha256
     metric = METRICS.get(plan["primary"]["metric"])
+    counts = [len(block) for block in loads]
+    supersedes = sealed.supersedes if sealed else None
     documents = {
         layout.PACKET: public.packet(
-            keys.packet_id, plan_sha256, len(opaque), [len(block) for block in loads], len(warmup)
+            keys.packet_id, plan_sha256, len(opaque), counts, len(warmup), form, supersedes
         ),
         layout.PREREG: public.prereg(plan, plan_sha256, metric.unit if metric else "", len(loads)),
         layout.SCOPE: public.scope(plan, configs["baseline"], lock, loads),
@@ -127,17 +169,18 @@ def _files(study: StudyData, keys: PacketKeys, scratch: Path) -> dict[str, bytes
         layout.ENVIRONMENT: public.environment(plan),
         layout.LINEAGE: public.lineage(plan_sha256),
     }
-    for arm, name in opaque.items():
-        documents[layout.arm_path(name)] = arms.to_document(configs[arm])
-    _refuse_leaks(study, documents)
-    rows = author.write_rows(study, opaque, scratch / "rows")
-    documents[layout.RESULTS] = author.document(study, opaque, rows)
-    files: dict[str, bytes | Path] = {p: canonical.encode(d, p) for p, d in documents.items()}
-    files[layout.RESULT_ROWS] = scratch / "rows"
-    files[layout.WARMUP] = inputs.to_lines(warmup)
-    files |= {layout.input_path(b): inputs.to_lines(requests) for b, requests in enumerate(loads)}
-    files[layout.MANIFEST] = manifest.build(files)
-    return files
+    files = {opaque[arm]: arms.to_document(config) for arm, config in configs.items()}
+    if sealed:
+        documents[layout.CHALLENGE] = public.challenge_space(documents[layout.SCOPE])
+        files = arms.padded(files)
+    return documents | {layout.arm_path(name): document for name, document in files.items()}
+
+
+def _facts(study: StudyData) -> dict[str, Any]:
+    """What the author says in words: sealed, since it names what is hoped for."""
+    plan = study.plan
+    mechanism = plan.get("hypothesis") or plan.get("mechanism") or plan["factor"]["path"]
+    return {"study": plan["study"], "experiment": plan.get("experiment", ""), "mechanism": mechanism}
 
 
 def _engine(study: StudyData, arm: str, lock: ModelLock) -> dict[str, Scalar]:
@@ -180,6 +223,7 @@ def _refuse_leaks(study: StudyData, documents: Mapping[str, Any]) -> None:
     names |= {run.name for run in (*study.runs.values(), *study.equivalence.values())}
     paths = [*documents[layout.ENVIRONMENT_LOCK]["packages"], *study.plan["arms"]["baseline"]["config"]]
     paths += public.SENTENCES
+    names |= leaks.checkout_words(study.folder) | leaks.checkout_words(Path(__file__).parent)
     lint = leaks.Lint(words=leaks.machine_words() | names, known=leaks.vocabulary(paths))
     found = leaks.scan(lint, documents)
     if found:

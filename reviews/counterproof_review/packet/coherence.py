@@ -16,18 +16,16 @@ Documents = Mapping[str, Mapping[str, Any]]
 
 def check_metric(documents: Documents) -> None:
     """Protocol, noise and results speak of one metric, whose direction is the one it has (E_STUDY)."""
-    stated = {
-        (document["metric"], document["statistic"])
-        for document in (
-            documents[layout.PREREG]["primary"],
-            documents[layout.NOISE],
-            documents[layout.RESULTS]["primary"],
-        )
-    }
+    results = documents.get(layout.RESULTS)
+    told = [documents[layout.PREREG]["primary"], documents[layout.NOISE]]
+    told += [results["primary"]] if results is not None else []
+    stated = {(document["metric"], document["statistic"]) for document in told}
     if len(stated) != 1:
-        raise PacketError("E_STUDY", "its parts name different primary metrics", path=layout.RESULTS)
+        raise PacketError("E_STUDY", "its parts name different primary metrics", path=layout.PREREG)
     ((name, _),) = stated
-    better = documents[layout.RESULTS]["primary"]["better"]
+    if results is None:
+        return
+    better = results["primary"]["better"]
     if name in METRICS and better != METRICS[name].better:
         raise PacketError(
             "E_STUDY", f"calls {better} values of {name} better, which they are not", path=layout.RESULTS

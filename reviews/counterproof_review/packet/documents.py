@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
+from counterproof_review.challenge import space
 from counterproof_review.packet import layout, shape
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.shape import HEX64, OPAQUE, Number, Shape, Table, Text
@@ -28,8 +29,10 @@ SCHEMAS: dict[str, str] = {
     layout.ENVIRONMENT: "replication-environment/1",
     layout.LINEAGE: "replication-lineage/1",
     layout.RESULTS: "replication-results/1",
+    layout.CHALLENGE: space.SCHEMA,
 }
 ARM_SCHEMA = "replication-arm/1"
+PADDED_ARM_SCHEMA = "replication-arm/2"  # with a filler, so that all arm files have one size
 
 _COUNT = Number(1, layout.MAX_LINES, whole=True)
 _NATURAL = Number(0, layout.MAX_LINES, whole=True)
@@ -122,6 +125,7 @@ FIELDS: dict[str, Mapping[str, Shape]] = {
         ],
         "rows": _SIZE,
     },
+    layout.CHALLENGE: {"dimensions": [dict], "budget": Table(_COUNT), "generator": _WORD},
 }
 
 _SCHEMA = re.compile(rf"{re.escape(layout.SCHEMA_NAME)}/([1-9][0-9]{{0,3}})")
@@ -149,6 +153,13 @@ def check_packet_schema(document: Mapping[str, Any]) -> None:
             path=layout.PACKET,
             details=unknown,
         )
+    if set(layout.LEVELS) <= set(critical):
+        raise PacketError("E_SCHEMA", "claims to be open and sealed at once", path=layout.PACKET)
+
+
+def form_of(document: Mapping[str, Any]) -> str:
+    """The packet's form, from a PACKET.json that `check_packet_schema` accepted."""
+    return layout.SEALED_FORM if layout.SEALED_FORM in document["critical"] else layout.OPEN
 
 
 def check_fields(path: str, document: Mapping[str, Any]) -> list[str]:

@@ -30,7 +30,18 @@ MALFORMED = (
     "E_UNSAFE",  # an arm would read or write outside the replay's folder
 )
 # The packet is well formed but its content is not what it says: no evidence.
-UNTRUE = ("E_HASH", "E_CRC", "E_EXTRA", "E_MISSING", "E_ROWS", "E_ARMS", "E_LEAK", "E_ROOT", "E_STUDY")
+UNTRUE = (
+    "E_HASH",
+    "E_CRC",
+    "E_EXTRA",
+    "E_MISSING",
+    "E_ROWS",
+    "E_ARMS",
+    "E_LEAK",
+    "E_ROOT",
+    "E_STUDY",
+    "E_SIGNATURE",
+)
 # Something on this machine is missing: a newer reader, a model.
 SETUP = ("E_SCHEMA_NEWER", "E_MODEL_MISSING")
 

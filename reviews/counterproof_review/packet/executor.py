@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from counterproof.errors import CounterproofError, ExecutionError
 from counterproof.measure.load import RunData
 from counterproof.measure.metrics import run_value
+from counterproof.measure.slowed import step_times
 from counterproof.record import atomic, canonical, manifest
 from counterproof.record.store import RunKey
 from counterproof.record.verify import SealedRun
@@ -115,7 +118,16 @@ def _summary(run: RunData, task: dict[str, Any]) -> dict[str, Any]:
         "failed_requests": int((run.requests["status"] != "ok").sum()),
         "outputs_sha256": [v if isinstance(v, str) else None for v in run.requests["output_sha256"]],
         "tokens_computed": run.counters.get("tokens_computed"),
+        "output_tokens": int(run.requests["output_tokens"].fillna(0).sum()),
+        "step_ms": _median_step(run),
+        "effective_sha256": canonical.sha256_json(run.effective),
     }
+
+
+def _median_step(run: RunData) -> float | None:
+    """Median duration of the target's steps in ms: what an injected delay moves whatever the metric is."""
+    times = step_times(run)
+    return float(np.median(times)) if times.size else None
 
 
 def _requests(done: int, total: int) -> None:

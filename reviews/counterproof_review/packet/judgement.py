@@ -18,6 +18,10 @@ NOTE = (
     "This is a replay of an open packet (L0): it can say CONSISTENT or NOT CONSISTENT with what the author "
     "measured. It is no replication verdict; that needs results that were sealed until the estimates were frozen."
 )
+BLIND_NOTE = (
+    "This is a replay of a sealed packet outside a review: it says what was measured and nothing about the claim. "
+    "An estimate that is frozen in a review is what a verdict is made of."
+)
 _CONFIDENCE = 0.95
 
 

@@ -1,8 +1,8 @@
 """Where everything lies in a packet, which role it has, and how large it may be.
 
 The world is closed: a path that matches no rule of this page is refused, even when the manifest lists it.
-`sealed/` and `SIGNATURES/` have their place in the layout but no reader in this version, so a packet that
-carries them names them in `critical` and is refused as newer.
+A packet has one of two forms, named in `critical`: open (its results lie under `results/`, level L0, unsigned) or
+sealed (its results lie encrypted under `sealed/`, level L3, signed by its author).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ SCHEMA = "replication-packet/1"
 SCHEMA_NAME = "replication-packet"
 SCHEMA_VERSION = 1
 # What a reader of this version understands; any other name in `critical` is refused.
-UNDERSTOOD: frozenset[str] = frozenset({"open-results"})
+OPEN = "open-results"
+SEALED_FORM = "sealed-results"
+UNDERSTOOD: frozenset[str] = frozenset({OPEN, SEALED_FORM})
+LEVELS = {OPEN: "L0", SEALED_FORM: "L3"}
+LEAST_ARMS = {OPEN: 2, SEALED_FORM: 4}
 
 PACKET = "PACKET.json"
 MANIFEST = "MANIFEST.jsonl"
@@ -36,6 +40,10 @@ LINEAGE = "provenance/lineage.json"
 RESULTS = "results/results.json"
 RESULT_ROWS = "results/requests.parquet"
 RESULTS_FOLDER = "results/"
+CHALLENGE = "protocol/challenge_space.json"
+SEALED = "sealed/results.sealed.json"
+SEALED_FOLDER = "sealed/"
+SIGNATURE = "SIGNATURES/author.dsse.json"
 
 MIB = 1 << 20
 MAX_PACKET_BYTES = 2048 * MIB
@@ -68,17 +76,17 @@ CONSISTENCY_BAND = 0.05  # the replay's ratio may differ from the author's by th
 
 @dataclass(frozen=True)
 class Place:
-    """A rule of the layout: which paths, what they are for, how they are read."""
+    """A rule of the layout: which paths, what they are for, how they are read. `form` "": in packets of both."""
 
     name: str
     pattern: re.Pattern[str]
     role: str
     media_type: str
-    required: bool = True
+    form: str = ""
 
 
-def _exactly(path: str, role: str, media_type: str = JSON, *, required: bool = True) -> Place:
-    return Place(path, re.compile(re.escape(path)), role, media_type, required)
+def _exactly(path: str, role: str, media_type: str = JSON, *, form: str = "") -> Place:
+    return Place(path, re.compile(re.escape(path)), role, media_type, form)
 
 
 def _several(name: str, stem: str, role: str, media_type: str) -> Place:
@@ -100,11 +108,13 @@ PLACES: tuple[Place, ...] = (
     _exactly(NOISE, "noise"),
     _exactly(ENVIRONMENT, "provenance"),
     _exactly(LINEAGE, "provenance"),
-    _exactly(RESULTS, "author-results"),
-    _exactly(RESULT_ROWS, "author-results", PARQUET),
+    _exactly(RESULTS, "author-results", form=OPEN),
+    _exactly(RESULT_ROWS, "author-results", PARQUET, form=OPEN),
+    _exactly(CHALLENGE, "protocol", form=SEALED_FORM),
+    _exactly(SEALED, "author-results", form=SEALED_FORM),
 )
-# The two names that may have capitals.
-FIXED_NAMES: frozenset[str] = frozenset({PACKET, MANIFEST})
+# The names that may have capitals.
+FIXED_NAMES: frozenset[str] = frozenset({PACKET, MANIFEST, SIGNATURE})
 
 _NAME = re.compile(r"[a-z0-9._/-]+")
 _DRIVE = re.compile(r"[A-Za-z]:")

@@ -10,8 +10,10 @@ from __future__ import annotations
 import getpass
 import re
 import socket
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from counterproof.record.schema import ARMS
@@ -32,6 +34,8 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("an internet address", re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}:\d{2,5}\b")),
 )
+_GIT_SECONDS = 30.0
+_PLAIN_BRANCHES = frozenset({"main", "master", "head", "origin", "develop", "trunk"})
 _LEAST_WORD = 3  # shorter user or host names occur in ordinary words
 
 
@@ -97,6 +101,17 @@ def machine_words() -> frozenset[str]:
     return frozenset(name for name in names if len(name) >= _LEAST_WORD)
 
 
+def checkout_words(folder: Path) -> frozenset[str]:
+    """Names of branches and tags of the checkout around `folder`: people name them after what they try."""
+    command = ["git", "-C", str(folder), "for-each-ref", "--format=%(refname:lstrip=2)"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    names = {part for line in done.stdout.splitlines() for part in (line, line.rsplit("/", 1)[-1])}
+    return frozenset(n for n in names if len(n) >= _LEAST_WORD and n.lower() not in _PLAIN_BRANCHES)
+
+
 def vocabulary(paths: Iterable[str]) -> frozenset[str]:
     """The single words in `paths` (configuration paths, package names)."""
     return frozenset(word for path in paths for word in re.split(r"[^a-z0-9]+", path.lower()) if word)
@@ -104,7 +119,7 @@ def vocabulary(paths: Iterable[str]) -> frozenset[str]:
 
 def is_public(path: str) -> bool:
     """Whether a member belongs to the part that must name nothing."""
-    return not path.startswith(layout.RESULTS_FOLDER)
+    return not path.startswith((layout.RESULTS_FOLDER, layout.SEALED_FOLDER)) and path != layout.SIGNATURE
 
 
 def _has_word(text: str, word: str) -> bool:

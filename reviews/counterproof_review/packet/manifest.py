@@ -36,10 +36,10 @@ def root(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()
 
 
-def read(archive: Archive) -> dict[str, Entry]:
+def read(archive: Archive, form: str = layout.OPEN) -> dict[str, Entry]:
     """Read the manifest and hold it against the members: the same paths, each once, in order.
 
-    Raises E_MISSING, E_EXTRA, E_DUPLICATE, E_ORDER, E_JSON, or E_SCHEMA for a line of another form.
+    form   the packet's form; a file of the other form is E_EXTRA. Raises E_MISSING, E_EXTRA, E_DUPLICATE, E_ORDER, E_JSON, or E_SCHEMA for a line of another form.
     """
     entries: dict[str, Entry] = {}
     previous = ""
@@ -51,7 +51,7 @@ def read(archive: Archive) -> dict[str, Entry]:
             raise PacketError("E_ORDER", "the manifest is not sorted by path", path=entry.path)
         previous = entry.path
         entries[entry.path] = entry
-    _check_world(archive, entries)
+    _check_world(archive, entries, form)
     return entries
 
 
@@ -93,13 +93,17 @@ def _entry(line: dict[str, object]) -> Entry:
     return Entry(path, sha256, size, place.role, place.media_type)
 
 
-def _check_world(archive: Archive, entries: Mapping[str, Entry]) -> None:
-    present = set(archive.members) - {layout.MANIFEST}
+def _check_world(archive: Archive, entries: Mapping[str, Entry], form: str) -> None:
+    signature = {layout.SIGNATURE} if form == layout.SEALED_FORM else set()
+    present = set(archive.members) - {layout.MANIFEST} - signature
     listed = set(entries)
-    if missing := sorted(listed - present):
-        raise PacketError("E_MISSING", "is listed but not in the packet", path=missing[0], details=missing)
+    if missing := sorted((listed - present) | (signature - set(archive.members))):
+        raise PacketError("E_MISSING", "is needed but not in the packet", path=missing[0], details=missing)
     if extra := sorted(present - listed):
         raise PacketError("E_EXTRA", "is in the packet but not in its manifest", path=extra[0], details=extra)
+    for path in sorted(listed):
+        if layout.place_of(path).form not in ("", form):
+            raise PacketError("E_EXTRA", f"does not belong into a packet with {form}", path=path)
     for place in layout.PLACES:
-        if place.required and not any(place.pattern.fullmatch(path) for path in listed):
+        if place.form in ("", form) and not any(place.pattern.fullmatch(path) for path in listed):
             raise PacketError("E_MISSING", "a packet must have it", path=place.name)

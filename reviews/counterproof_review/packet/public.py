@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from counterproof.workload.sealed import SealedRequest
+from counterproof_review.challenge import declared
 from counterproof_review.packet import code_lock, layout, models, surroundings
 from counterproof_review.packet.documents import SCHEMAS
 from counterproof_review.packet.models import ModelLock
@@ -23,25 +24,38 @@ _LEVEL_NOTE = (
     "L0, open: the author's results stand unsealed under results/. Whoever reads them before measuring is not "
     "blind. The replay tool lets no run see them and shows them after its own estimates are frozen. Arm files show what they configure."
 )
+_SEALED_NOTE = (
+    "L3, sealed: numbers, direction, mechanism, arm map and the known delay are encrypted under sealed/ "
+    "until estimates are frozen; two arms test the machine itself. Arm files show what they configure, so execution is not "
+    "blind, analysis is; reading one through the tool is recorded and lowers the level."
+)
 _EXCLUSIONS = "none: every block counts, a failed run is repeated as a whole and reported"
 # Sentences that stand in every packet: their words tell nothing, even where a user or host is called so.
-SENTENCES = (_HOW, _LEVEL_NOTE, _EXCLUSIONS)
+SENTENCES = (_HOW, _LEVEL_NOTE, _SEALED_NOTE, _EXCLUSIONS)
 _PRIMARY = ("metric", "statistic", "sesoi")
 _GUARDRAIL = ("metric", "statistic", "kind", "margin")
 # What the client does, as far as it is the same in every arm; names of files stay with the author.
 _CLIENT = {"concurrency": 1, "request_timeout_s": 300.0}
 
 
-def packet(packet_id: str, plan_sha256: str, arms: int, inputs: Sequence[int], warmup: int) -> dict[str, Any]:
-    """PACKET.json. `inputs`: requests per block."""
+def packet(
+    packet_id: str,
+    plan_sha256: str,
+    arms: int,
+    inputs: Sequence[int],
+    warmup: int,
+    form: str = layout.OPEN,
+    supersedes: str | None = None,
+) -> dict[str, Any]:
+    """PACKET.json. `inputs`: requests per block; `supersedes`: the packet that this one answers a question about."""
     return _document(
         layout.PACKET,
         packet_id=packet_id,
         claim_id=plan_sha256,
-        supersedes=None,
-        blinding_level="L0",
-        blinding_note=_LEVEL_NOTE,
-        critical=sorted(layout.UNDERSTOOD),
+        supersedes=supersedes,
+        blinding_level=layout.LEVELS[form],
+        blinding_note=_LEVEL_NOTE if form == layout.OPEN else _SEALED_NOTE,
+        critical=[form],
         limits=dict(layout.LIMITS),
         arms=arms,
         blocks=len(inputs),
@@ -89,6 +103,11 @@ def scope(
         output_tokens=[min(outputs), max(outputs)],
         concurrency=int(plan["workload"].get("concurrency", 1)),
     )
+
+
+def challenge_space(scope_document: Mapping[str, Any]) -> dict[str, Any]:
+    """protocol/challenge_space.json: where counterexamples may be searched; the seed comes from the reviewer."""
+    return _document(layout.CHALLENGE, **declared.challenge_space(scope_document))
 
 
 def schedule(blocks: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from counterproof.errors import InputError, SetupError
 from counterproof.record import atomic, canonical, code_identity, environment
 from counterproof.run.targets import registry
 from counterproof_review.packet import (
+    agreement,
     code_lock,
     extract,
     inputs,
@@ -72,14 +73,43 @@ class Replay:
     folder: Path
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, before anything of the author's was opened."""
+
+    report: Verification
+    estimates: dict[str, Any]
+    blocks: int
+    identity: dict[str, Any]
+    network: dict[str, str]
+    frozen: str
+    nonce: bytes
+
+
 def replay(
     archive: Archive, options: Options, say: Say, progress: Callable[[dict[str, Any]], None]
 ) -> Replay:
     """Replay a packet. Writes replay.json and returns it.
 
-    Raises PacketError for a packet that is refused or a model that is not here, InputError for options that
-    cannot be met, and what a run raises (ExecutionError, SetupError).
+    The record of a sealed packet holds ratios of opaque pairs and no answer. Raises PacketError for a packet that is
+    refused or a model that is not here, InputError for options that cannot be met, and what a run raises
+    (ExecutionError, SetupError).
     """
+    found = measure(archive, options, say, progress)
+    record = _blind_record(found) if found.report.sealed else _record(found)
+    record |= {"nonce": found.nonce.hex(), "network": found.network, "estimates_sha256": found.frozen}
+    folder = options.folder.resolve()
+    atomic.write_json(folder / RECORD, record)
+    text = report_text.render_blind(record) if found.report.sealed else report_text.render(record)
+    atomic.write_bytes(folder / REPORT, text.encode())
+    return Replay(record, folder)
+
+
+def measure(
+    archive: Archive, options: Options, say: Say, progress: Callable[[dict[str, Any]], None]
+) -> Measured:
+    """Run a packet's arms and freeze what was seen in estimates.json, which is also there, as far as it came, when a
+    run fails. Raises as `replay` does."""
     report = Verification()
     verify(archive, report)
     blocks = _blocks(options, report)
@@ -101,11 +131,7 @@ def replay(
         estimates = canonical.read_json(folder / ESTIMATES)
         frozen = canonical.sha256_file(folder / ESTIMATES)
         say(f"estimates frozen: sha256 {frozen}")
-        record = _record(report, estimates, blocks, identity)
-        record |= {"nonce": nonce.hex(), "network": network, "estimates_sha256": frozen}
-        atomic.write_json(folder / RECORD, record)
-        atomic.write_bytes(folder / REPORT, report_text.render(record).encode())
-        return Replay(record, folder)
+        return Measured(report, estimates, blocks, identity, network, frozen, nonce)
     finally:
         if not options.keep:
             _tidy(folder)
@@ -139,7 +165,7 @@ def _prepare(
     nonce: bytes,
 ) -> dict[str, Any]:
     """Lay out public part, models, workloads and the task; return this machine's identity."""
-    extract.public_part(archive, manifest.read(archive), folder / "packet")
+    extract.public_part(archive, manifest.read(archive, report.form), folder / "packet")
     places = {ref: _lay_out(report, ref, files, folder) for ref, files in found.items()}
     configs = {arm: _placed(config, places) for arm, config in report.arms.items()}
     references = {str(config["model"]) for config in report.arms.values()}
@@ -190,21 +216,39 @@ def _workload(archive: Archive, path: str, folder: Path) -> dict[str, str]:
     return {"sha256": inputs.unpack(archive, path, target), "path": str(target)}
 
 
-def _record(
-    report: Verification, estimates: Mapping[str, Any], blocks: int, identity: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Everything about the replay. Up to `pairs` it needs no arm map; `opened` and what follows does."""
-    results, prereg = report.documents[layout.RESULTS], report.documents[layout.PREREG]
-    values = judgement.per_block(estimates["runs"], blocks)
-    hardware = surroundings.hardware_class(identity)
-    same_hardware = hardware == report.documents[layout.SCOPE]["hardware"]
-    answer, table = judgement.judge(results, values, prereg["consistency_band"], same_hardware=same_hardware)
-    different = _differences(report, identity, same_hardware, hardware)
+def _blind_record(found: Measured) -> dict[str, Any]:
+    """Everything that can be said without the seal."""
+    report = found.report
+    values = judgement.per_block(found.estimates["runs"], found.blocks)
     return {
         "schema": SCHEMA,
         "packet_id": report.packet["packet_id"],
         "root": report.root,
-        "blocks": blocks,
+        "blocks": found.blocks,
+        "metric": report.documents[layout.PREREG]["primary"],
+        "per_block": values,
+        "pairs": judgement.pairs(values),
+        "failed_attempts": found.estimates["failed"],
+        "verdict": agreement.BLIND,
+        "reason": "the author's results are sealed, so there is nothing to compare with yet",
+        "note": judgement.BLIND_NOTE,
+    }
+
+
+def _record(found: Measured) -> dict[str, Any]:
+    """Everything about the replay of an open packet; `opened` and what follows needs the arm map."""
+    report, estimates = found.report, found.estimates
+    results, prereg = report.documents[layout.RESULTS], report.documents[layout.PREREG]
+    values = judgement.per_block(estimates["runs"], found.blocks)
+    hardware = surroundings.hardware_class(found.identity)
+    same_hardware = hardware == report.documents[layout.SCOPE]["hardware"]
+    answer, table = judgement.judge(results, values, prereg["consistency_band"], same_hardware=same_hardware)
+    different = _differences(report, found.identity, same_hardware, hardware)
+    return {
+        "schema": SCHEMA,
+        "packet_id": report.packet["packet_id"],
+        "root": report.root,
+        "blocks": found.blocks,
         "metric": prereg["primary"],
         "per_block": values,
         "pairs": judgement.pairs(values),

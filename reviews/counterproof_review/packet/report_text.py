@@ -39,6 +39,29 @@ def render(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def render_blind(record: Mapping[str, Any]) -> str:
+    """The report of a sealed packet's replay: ratios of opaque pairs, in alphabetical order."""
+    metric = record["metric"]
+    lines = [
+        f"# Replay of packet {record['packet_id']}: sealed",
+        "",
+        f"{metric['metric']} {metric['statistic']} over {_blocks(record['blocks'])}.",
+        "",
+        "| arm | over arm | ratio |",
+        "|---|---|---|",
+        *(f"| {p['numerator']} | {p['denominator']} | {ratio(p)} |" for p in record["pairs"]),
+        "",
+        f"Failed attempts: {len(record['failed_attempts'])}. Network: {record['network']['in_process']}; "
+        f"namespace: {record['network']['namespace']}; a try to leave ended in {record['network']['probe']}.",
+        "",
+        f"Packet root {record['root']}; nonce {record['nonce']}; estimates frozen as {record['estimates_sha256']}.",
+        "",
+        record["note"],
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def ratio(described: Mapping[str, Any]) -> str:
     """A described sample as `-49.6 % (95 % -50.3 % to -48.9 %)`."""
     if described["ratio"] is None:

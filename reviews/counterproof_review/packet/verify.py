@@ -22,12 +22,16 @@ from counterproof_review.packet import (
     models,
     one_factor,
     results,
+    signature,
 )
 from counterproof_review.packet.content import check_suffix, read_object
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.labels import OPAQUE
 from counterproof_review.packet.manifest import Entry
 from counterproof_review.packet.reader import Archive
+from counterproof_review.packet.signature import Signature
+from counterproof_review.trust import seal
+from counterproof_review.trust.errors import TrustError
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,13 @@ class Verification:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     models: dict[str, models.ModelLock] = field(default_factory=dict)
+    form: str = layout.OPEN
+    signature: Signature | None = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the author's results are encrypted."""
+        return self.form == layout.SEALED_FORM
 
     def passed(self, name: str, detail: str) -> None:
         self.checks.append(Check(name, "passed", detail))
@@ -71,7 +82,10 @@ def verify(archive: Archive, report: Verification, *, root: str | None = None) -
     _run(report, "arms", lambda: _arms(archive, report, entries))
     _run(report, "inputs", lambda: _inputs(archive, report, entries))
     _run(report, "leaks", lambda: _leaks(report, entries))
-    _run(report, "author's results", lambda: _results(archive, report))
+    if report.sealed:
+        _run(report, "seal", lambda: _seal(archive, report))
+    else:
+        _run(report, "author's results", lambda: _results(archive, report))
 
 
 def _run(report: Verification, name: str, check: Callable[[], str]) -> None:
@@ -92,12 +106,12 @@ def _container(archive: Archive) -> str:
 def _schema(archive: Archive, report: Verification) -> str:
     document = read_object(archive, layout.PACKET)
     documents.check_packet_schema(document)
-    report.packet = document
+    report.packet, report.form = document, documents.form_of(document)
     return f"{document['schema']}, nothing critical that this reader does not know"
 
 
 def _world(archive: Archive, report: Verification, entries: dict[str, Entry], expected: str | None) -> str:
-    entries.update(manifest.read(archive))
+    entries.update(manifest.read(archive, report.form))
     report.root = archive.sha256(layout.MANIFEST)
     if expected is not None and expected.lower() != report.root:
         raise PacketError("E_ROOT", f"is {report.root}, not the root you gave", path=layout.MANIFEST)
@@ -128,9 +142,12 @@ def _documents(archive: Archive, report: Verification, entries: dict[str, Entry]
     named = (report.documents[layout.RUN_LOCK]["executor"], report.documents[layout.SCHEDULE]["rule"])
     if named != (layout.EXECUTOR, layout.ORDER_RULE):
         raise PacketError("E_SCHEMA_NEWER", f"runs by {' and '.join(named)}", path=layout.RUN_LOCK)
-    if packet["blinding_level"] != "L0":
+    if packet["blinding_level"] != layout.LEVELS[report.form]:
+        how = "are sealed" if report.sealed else "are open"
         raise PacketError(
-            "E_SCHEMA", "claims to be blinded although its results are open", path=layout.PACKET
+            "E_SCHEMA",
+            f"states the level {packet['blinding_level']} although its results {how}",
+            path=layout.PACKET,
         )
     coherence.check_metric(report.documents)
     return f"{len(report.documents)} documents, canonical JSON, every required field"
@@ -140,16 +157,24 @@ def _arms(archive: Archive, report: Verification, entries: dict[str, Entry]) -> 
     report.models = models.from_document(report.documents[layout.MODELS_LOCK])
     references = frozenset(report.models)
     written: dict[str, dict[str, Any]] = {}
+    sizes: set[int] = set()
     for path, entry in entries.items():
         if entry.role == "arm":
             name = arms.opaque_of(path)
             document = read_object(archive, path)
             report.arms[name] = dict(arms.check(path, document, references))
             written[name] = document["engine"]
+            sizes.add(entry.size)
     arms.check_equal_keys(written)
     coherence.check_models(report.arms, references)
     if len(report.arms) != report.packet["arms"]:
         raise PacketError("E_ARMS", f"{len(report.arms)} arms, declared {report.packet['arms']}")
+    if len(report.arms) < layout.LEAST_ARMS[report.form]:
+        raise PacketError(
+            "E_ARMS", f"{len(report.arms)} arms; its level needs {layout.LEAST_ARMS[report.form]}"
+        )
+    if report.sealed and len(sizes) != 1:
+        raise PacketError("E_LEAK", "the sizes of the arm files tell them apart", path=layout.ARMS)
     keys = len(next(iter(report.arms.values())))
     return f"{len(report.arms)} arms under opaque names, {keys} equal keys, models by digest"
 
@@ -193,9 +218,29 @@ def _leaks(report: Verification, entries: dict[str, Entry]) -> str:
     return "the public part names no arm, person, machine, place or time"
 
 
-def _results(archive: Archive, report: Verification) -> str:
+def _seal(archive: Archive, report: Verification) -> str:
+    _check_opaque(report)
+    data = archive.read(layout.SEALED, layout.MAX_JSON_BYTES)
+    packet_id = report.packet["packet_id"]
+    try:
+        context = seal.context_of(data)
+    except TrustError as error:
+        raise PacketError("E_SCHEMA", str(error), path=layout.SEALED) from None
+    if context != packet_id:
+        raise PacketError("E_STUDY", f"was sealed for packet {context}", path=layout.SEALED)
+    digests = {layout.PACKET: archive.sha256(layout.PACKET), layout.MANIFEST: report.root}
+    report.signature = signature.check(archive, packet_id, digests, data)
+    held = ", ".join(name[:16] for name in report.signature.escrow)
+    return f"signed by {report.signature.author[:16]}, escrow for {held}; nothing was opened"
+
+
+def _check_opaque(report: Verification) -> None:
     if not all(OPAQUE.fullmatch(name) for name in report.arms):
         raise PacketError("E_ARMS", "an arm has no opaque name")
+
+
+def _results(archive: Archive, report: Verification) -> str:
+    _check_opaque(report)
     document = report.documents[layout.RESULTS]
     found = results.check(archive, document, report.packet, set(report.arms))
     return f"{found}; {one_factor.check(report.arms, document)}"

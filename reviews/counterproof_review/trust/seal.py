@@ -72,16 +72,18 @@ def seal(
     *,
     nonce: bytes | None = None,
     ephemeral: Mapping[str, bytes] | None = None,
+    least: int = MIN_PADDED,
 ) -> bytes:
     """The sealed document's canonical bytes.
 
     context    what the seal belongs to (a packet's id): it opens nowhere else
     escrow     raw X25519 public keys of the stewards, by their name in the registry
     nonce, ephemeral  fixed values for a deterministic build (12 bytes; 32 bytes by steward); else random
+    least    pad at least to so many bytes, a power of two: texts up to it have equal size
 
     Raises TrustError E_SEAL for a plaintext beyond the limit.
     """
-    padded = _pad(plaintext)
+    padded = _pad(plaintext, least)
     aad = _aad(context)
     used = nonce or os.urandom(NONCE_BYTES)
     ciphertext = ChaCha20Poly1305(keys.key).encrypt(used, padded, aad)
@@ -103,6 +105,16 @@ def seal(
 def commitment_of(document: bytes) -> dict[str, str]:
     """The three digests that a signed ISSUE states. Raises TrustError E_SEAL."""
     return dict(_read(document)["commitment"])
+
+
+def escrow_of(document: bytes) -> tuple[str, ...]:
+    """The key ids of the stewards for whom the seal holds a box. Raises TrustError E_SEAL."""
+    return tuple(str(box["keyid"]) for box in _read(document)["escrow"])
+
+
+def context_of(document: bytes) -> str:
+    """What the seal says it belongs to. Raises TrustError E_SEAL."""
+    return str(_read(document)["context"])
 
 
 def open_seal(document: bytes, context: str, keys: SealKeys) -> bytes:
@@ -163,9 +175,11 @@ def _wrapping_key(shared: bytes, ephemeral: bytes, public: bytes) -> bytes:
     return derive.derive(shared)
 
 
-def _pad(plaintext: bytes) -> bytes:
+def _pad(plaintext: bytes, least: int = MIN_PADDED) -> bytes:
+    if least < MIN_PADDED or least & (least - 1):
+        raise TrustError("E_SEAL", f"the least size must be a power of two from {MIN_PADDED} on")
     whole = len(plaintext).to_bytes(8, "big") + plaintext
-    size = MIN_PADDED
+    size = least
     while size < len(whole):
         size *= 2
     if size > MAX_PADDED:
@@ -175,7 +189,9 @@ def _pad(plaintext: bytes) -> bytes:
 
 def _unpad(padded: bytes) -> bytes:
     length = int.from_bytes(padded[:8], "big")
-    if length > len(padded) - 8 or _pad(padded[8 : 8 + length]) != padded:
+    size = len(padded)
+    right = size >= MIN_PADDED and not size & (size - 1)
+    if not right or length > size - 8 or _pad(padded[8 : 8 + length], size) != padded:
         raise TrustError("E_SEAL", "the padding is not the canonical one")
     return padded[8 : 8 + length]
 
