@@ -150,7 +150,8 @@ def test_fast_mode_really_needs_it(drive, checkpoint):
     """The inverse: were fast mode bitwise as well, everything above would prove nothing."""
     folder, tokens, differing = checkpoint("llama", **WIDE), text(70), []
     for dtype in DTYPES:
-        driver = drive.Driver(drive.make_worker(folder, dtype=dtype))
+        driver = drive.Driver(drive.make_worker(folder, dtype=dtype, numerics__mode="fast"))
+        assert "native" not in driver.worker.describe()["kernel_path"]
         whole = driver.uncached_logits(tokens)
         for chunk in CHUNKS:
             if not np.array_equal(driver.cached_logits(tokens, drive.split(70, chunk), range(8)), whole):
