@@ -23,9 +23,7 @@ def make_pools(config: EngineConfig, loaded: Loaded) -> BlockPools | None:
     return pools
 
 
-def make_traffic(
-    config: EngineConfig, pools: BlockPools | None, telemetry: Telemetry
-) -> BlockTraffic | None:
+def make_traffic(config: EngineConfig, pools: BlockPools | None, telemetry: Telemetry) -> BlockTraffic | None:
     """What moves blocks, or None where nothing does. Raises ConfigError."""
     if pools is None:
         return None
@@ -42,9 +40,7 @@ def make_reuse(
     prefix, counters = config.prefix_cache, telemetry.counters
     if not prefix.enabled or pools is None:
         return None
-    cache = PrefixCache(
-        pools, counters, tenant_quota=prefix.tenant_quota_blocks, private=prefix.hide_timing
-    )
+    cache = PrefixCache(pools, counters, tenant_quota=prefix.tenant_quota_blocks, private=prefix.hide_timing)
     return PrefixReuse(cache, loading.cache_identity(config, loaded), counters)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from counterproof.errors import ExecutionError, InputError, SetupError
 from counterproof.run.targets import intaglio_quality
+from counterproof.run.targets.intaglio_documents import Documents
 from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Tell, Token
 from counterproof.workload.sealed import SealedRequest
 from intaglio.compute.native import build
@@ -19,6 +20,7 @@ from intaglio.state.kv_format import kv_format
 
 # The engine's columns of resources.parquet; what else an engine gauges is not recorded.
 _GAUGES = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_bytes_used")
+
 
 class IntaglioLocal:
     """How to plan for and start the engine."""
@@ -101,13 +103,33 @@ class IntaglioTarget:
             raise SetupError(str(error)) from error
         except IntaglioError as error:
             raise ExecutionError(str(error)) from error
+        # What really runs decides: a feature that is off under the hood gets its documents inlined.
+        on = self._engine.effective_config().get("context_cache.enabled") is True
+        self._documents = Documents(self._engine) if on else None
+
+    def keep_documents(self, requests: Sequence[SealedRequest]) -> None:
+        """Upload the documents of these requests where the context cache is on. Raises ExecutionError."""
+        if self._documents is not None:
+            self._documents.keep(requests)
 
     def add(self, request_id: str, request: SealedRequest) -> None:
         """Hand a request over. Raises RefusedRequestError with the engine's typed code."""
+        prompt, context = self._apart(request)
         try:
-            self._engine.add(list(request.token_ids), _params(request), request_id=request_id)
+            self._engine.add(prompt, _params(request), request_id=request_id, context=context)
         except RequestError as error:
             raise RefusedRequestError(f"{error.code}: {error}") from error
+
+    def add_text(self, request_id: str, text: str, request: SealedRequest) -> None:
+        """Hand a text over with a request's parameters. Raises RefusedRequestError as `add` does."""
+        try:
+            self._engine.add(text, _params(request), request_id=request_id)
+        except RequestError as error:
+            raise RefusedRequestError(f"{error.code}: {error}") from error
+
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The model's end-of-sequence tokens."""
+        return tuple(self._engine.tokenizer.eos_token_ids)
 
     def step(self) -> list[Token]:
         """One engine step."""
@@ -137,10 +159,9 @@ class IntaglioTarget:
         """Run all requests together; fp32 logits of every output token."""
         import numpy as np
 
-        prompts = [list(request.token_ids) for request in requests]
-        params = [_params(request) for request in requests]
+        self.keep_documents(requests)
         result = []
-        for out in self._engine.generate(prompts, params, return_logits=True):
+        for out in self._together(requests):
             rows = [np.ravel(row) for row in out.logits or []]
             if out.error is None and len(rows) != len(out.token_ids):
                 raise ExecutionError(
@@ -203,11 +224,33 @@ class IntaglioTarget:
             {"time_ns": time_ns, "source": "engine", **{name: values.get(name) for name in _GAUGES}}
             for time_ns, values in self._engine.drain_gauges()
         ]
-        return Readings(spans, gauges, list(self._engine.drain_events()))
+        own = self._documents.drain() if self._documents is not None else []
+        return Readings(spans, gauges, [*self._engine.drain_events(), *own])
 
     def close(self) -> None:
         """Free everything."""
+        if self._documents is not None:
+            self._documents.close()
         self._engine.close()
+
+    def _apart(self, request: SealedRequest) -> tuple[list[int], str | None]:
+        if self._documents is None:
+            return list(request.token_ids), None
+        return self._documents.apart(request)
+
+    def _together(self, requests: Sequence[SealedRequest]) -> list[Any]:
+        """Every request's output, in order. Raises ExecutionError for one that is refused."""
+        names = []
+        for request in requests:
+            prompt, context = self._apart(request)
+            try:
+                name = self._engine.add(prompt, _params(request), return_logits=True, context=context)
+            except RequestError as error:
+                raise ExecutionError(f"request {request.request_index} is refused: {error}") from error
+            names.append(name)
+        while self._engine.has_work:
+            self._engine.step()
+        return [self._engine.output(name) for name in names]
 
 
 def _output(out: Any) -> Output:
