@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from intaglio import assembly, loading, sabotage
+from intaglio import assembly, config_sabotage, loading
 from intaglio.config import EngineConfig, Scalar
 from intaglio.contexts import Capture, Contexts, Host
 from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
@@ -36,7 +36,7 @@ class Engine:
             raise ConfigError(
                 f"config must be an EngineConfig, not {type(config).__name__}; e.g. EngineConfig(model='tiny')"
             )
-        self._config = config = sabotage.in_force(config.validate())
+        self._config = config = config_sabotage.in_force(config.validate())
         self._loaded = loaded or loading.load(config)
         self.tokenizer: Any = self._loaded.codec
         self._telemetry = Telemetry()

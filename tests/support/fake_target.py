@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import time
@@ -21,9 +22,12 @@ from counterproof.errors import SetupError
 from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Token
 from counterproof.workload.sealed import SealedRequest
 from intaglio.config import EngineConfig, flatten
+from intaglio.config_sabotage import in_force
 
 VOCABULARY = 50
 STEP_SECONDS = 0.0005
+SLOW_SECONDS = 0.004
+MODEL_LEN = 4096
 
 
 class FakeKind:
@@ -55,9 +59,10 @@ class FakePlanner:
 
 class FakeTarget:
     def __init__(self, engine: EngineConfig) -> None:
-        self._engine = engine
         self._fault: dict[str, Any] = json.loads(os.environ.get("COUNTERPROOF_FAKE", "{}"))
         self._arm = "candidate" if engine.kv_cache.enabled else "baseline"
+        self._engine = in_force(engine)
+        self._seen: set[tuple[int, ...]] = set()
         self._live: dict[str, tuple[SealedRequest, list[int]]] = {}
         self._done: dict[str, Output] = {}
         self._readings = Readings()
@@ -67,12 +72,17 @@ class FakeTarget:
     def add(self, request_id: str, request: SealedRequest) -> None:
         if self._fault.get("refuse") == request.request_index:
             raise RefusedRequestError("kv_capacity: it can never fit")
+        if self._fault.get("dies_of_empty") == self._arm and not request.token_ids:
+            raise MemoryError("nobody thought of that")
+        _check(request)
+        if request_id in self._live:
+            raise RefusedRequestError("duplicate_request: that id is live")
         self._live[request_id] = (request, [])
 
     def step(self) -> list[Token]:
         self._show_faults()
         begin = time.perf_counter_ns()
-        time.sleep(STEP_SECONDS + self._engine.inject.step_delay_us / 1e6)
+        time.sleep(self._step_seconds() + self._engine.inject.step_delay_us / 1e6)
         self._counters["steps"] += 1
         tokens, self._ending = self._ending, []
         now = time.perf_counter_ns()
@@ -80,12 +90,14 @@ class FakeTarget:
         self._readings.gauges.append({"time_ns": now, "source": "engine", "kv_bytes_used": 0, **gauge})
         for request_id, (request, ids) in list(self._live.items()):
             first = not ids
-            ids.append(next_token(request, len(ids)))
+            self._seen.add(request.token_ids)
+            damaged = self._fault.get("damages") == self._arm and len(self._live) > 1
+            ids.append(next_token(request, len(ids)) + damaged)
             cached = self._engine.kv_cache.enabled and not first
             computed = 1 if cached else len(request.token_ids) + len(ids) - 1
             self._counters["tokens_computed"] += computed
             self._counters["tokens_generated"] += 1
-            end = "length" if len(ids) == request.max_new_tokens else None
+            end = "length" if len(ids) == self._wanted(request) else None
             tokens.append(Token(request_id, len(ids) - 1, ids[-1], now, -0.5, 1.5, end))
             self._readings.stages.append(
                 {
@@ -130,6 +142,7 @@ class FakeTarget:
         values: dict[str, Any] = dict(flatten(self._engine))
         values["kv_cache.blocks"] = 8 if self._engine.kv_cache.enabled else 0
         values["kernel_path"] = "fake"
+        values["scheduler.max_model_len"] = MODEL_LEN
         if self._fault.get("ignore_factor"):
             values["kv_cache.enabled"] = False
         if self._arm == "candidate":
@@ -152,6 +165,19 @@ class FakeTarget:
     def close(self) -> None:
         self._live.clear()
 
+    def _step_seconds(self) -> float:
+        """{"gain": "feature"}: quicker with the feature in force; "elsewhere": quicker as it is configured, feature
+        or not. {"hidden_cache": arm}: a prompt that came before has its first token at once."""
+        gain = self._fault.get("gain")
+        quick = self._engine.kv_cache.enabled if gain == "feature" else self._arm == "candidate"
+        seconds = STEP_SECONDS if gain is None else SLOW_SECONDS / (4 if quick else 1)
+        known = self._live and all(r.token_ids in self._seen and not ids for r, ids in self._live.values())
+        return seconds / 20 if known and self._fault.get("hidden_cache") == self._arm else seconds
+
+    def _wanted(self, request: SealedRequest) -> int:
+        short = self._fault.get("short") == self._arm
+        return max(1, request.max_new_tokens * 3 // 4) if short else request.max_new_tokens
+
     def _noise(self, together: int) -> float:
         """Fast mode rounds differently in company; invariant mode does not."""
         fast = self._engine.numerics.mode != "invariant"
@@ -165,6 +191,18 @@ class FakeTarget:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._fault.get("raise") == self._arm:
             raise RuntimeError("a fault on demand")
+
+
+def _check(request: SealedRequest) -> None:
+    """What a request must not be; the ids of the planner reach to 40,000."""
+    if not request.token_ids:
+        raise RefusedRequestError("empty_prompt: give at least one token")
+    if not all(0 <= i < 40_000 for i in request.token_ids):
+        raise RefusedRequestError("token_out_of_range: no such token")
+    if not (math.isfinite(request.temperature) and request.temperature >= 0 and request.top_p > 0):
+        raise RefusedRequestError("sampling_params: out of range")
+    if not 1 <= request.max_new_tokens <= MODEL_LEN - len(request.token_ids):
+        raise RefusedRequestError("prompt_too_long: it does not fit")
 
 
 def next_token(request: SealedRequest, position: int) -> int:

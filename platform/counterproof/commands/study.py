@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from counterproof.commands import console, outcome
@@ -12,8 +14,9 @@ from counterproof.record.store import Store, StudyPaths, open_store
 from counterproof.record.verify import verify_plan
 from counterproof.run import judge, places
 from counterproof.run.progress import show_progress
-from counterproof.run.register import StudyRequest, register
 from counterproof.run.runner import StudyRunner
+from counterproof.run.shared_progress import SharedProgress
+from counterproof.run.site import Site
 
 _RUN_EXAMPLES = """examples:
   counterproof run kv_cache
@@ -70,19 +73,19 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
         "  counterproof step my-study --block eq --arm candidate\n",
     )
     step.add_argument("study")
-    step.add_argument("--block", required=True, help="the block's number, or eq for the equivalence phase")
+    step.add_argument("--block", required=True, help="the block's number, eq or probe")
     step.add_argument("--arm", required=True, help="baseline, candidate, again or slowed")
 
 
-def finish(store: Store, paths: StudyPaths, *, gate: bool, packet: bool) -> int:
+def finish(store: Store, paths: StudyPaths, *, gate: bool, packet: bool, executor: str = "local") -> int:
     """Run what is missing, judge, refresh the views, print the outcome. Returns the exit code."""
     plan, _, _ = verify_plan(paths)
-    with StudyRunner.lock(paths):
+    with StudyRunner.lock(paths), _sites(executor, plan, paths) as sites:
         events = Journal(paths.journal).events()
         sealed = places.done(events)
         missing = [place for place in places.places(plan, events) if place not in sealed]
         with show_progress(plan, missing, events) as progress:
-            runner = StudyRunner(paths, progress)
+            runner = StudyRunner(paths, SharedProgress(progress) if len(sites) > 1 else progress, sites)
             for lost in runner.recover():
                 console.note(f"{lost} was cut off; it is kept, journalled as lost, and not counted")
             try:
@@ -105,7 +108,26 @@ def finish(store: Store, paths: StudyPaths, *, gate: bool, packet: bool) -> int:
     return outcome.exit_code(found, gate=gate, packet=shown)
 
 
+@contextlib.contextmanager
+def _sites(executor: str, plan: dict[str, Any], paths: StudyPaths) -> Iterator[Sequence[Site]]:
+    """Where the study's runs are measured; () stands for this machine."""
+    if executor == "local":
+        yield ()
+        return
+    from counterproof.plan.compose import engine_of  # slow to import
+    from counterproof.run.ray_site import ray_sites
+
+    engine = engine_of(plan["arms"]["baseline"]["config"])
+    with ray_sites(plan, Journal(paths.journal), engine) as sites:
+        console.note(
+            f"blocks are measured on {len(sites)} machine{'s' if len(sites) > 1 else ''} through Ray"
+        )
+        yield sites
+
+
 def _run(args: argparse.Namespace) -> int:
+    from counterproof.run.register import StudyRequest, register  # slow to import
+
     store = open_store()
     overrides = list(args.overrides)
     if args.blocks is not None:
@@ -117,7 +139,7 @@ def _run(args: argparse.Namespace) -> int:
     console.note(f"study {paths.name}")
     if args.exploratory:
         console.note("exploratory: this study can never claim anything")
-    return finish(store, paths, gate=args.gate, packet=args.packet)
+    return finish(store, paths, gate=args.gate, packet=args.packet, executor=args.executor)
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -126,14 +148,15 @@ def _resume(args: argparse.Namespace) -> int:
     journal = Journal(paths.journal)
     with StudyRunner.lock(paths):
         journal.append("resumed")
-    return finish(store, paths, gate=args.gate, packet=args.packet)
+    return finish(store, paths, gate=args.gate, packet=args.packet, executor=args.executor)
 
 
 def _step(args: argparse.Namespace) -> int:
     paths = open_store().study(args.study)
-    if args.block != "eq" and not args.block.isdigit():
-        raise InputError(f"--block must be a number or eq, not '{args.block}'")
-    place = places.Place(None if args.block == "eq" else int(args.block), args.arm)
+    if args.block not in ("eq", "probe") and not args.block.isdigit():
+        raise InputError(f"--block must be a number, eq or probe, not '{args.block}'")
+    number = int(args.block) if args.block.isdigit() else None
+    place = places.Place(number, args.arm, args.block == "probe")
     plan, _, _ = verify_plan(paths)
     with StudyRunner.lock(paths), show_progress(plan, [place]) as progress:
         runner = StudyRunner(paths, progress)
@@ -162,4 +185,10 @@ def _add_ending(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--packet", action="store_true", help="afterwards build, verify and replay a replication packet"
+    )
+    parser.add_argument(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: whole blocks side by side on the nodes of the Ray cluster at $RAY_ADDRESS (default: local)",
     )

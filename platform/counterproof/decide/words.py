@@ -40,6 +40,12 @@ _CHECKS = {
     "workload": "same workload",
     "outputs": "outputs compared",
     "equivalence": "equivalence phase",
+    "token_invariants": "token counts and end tokens",
+    "cold_cache": "cold cache",
+    "duplicate_prompts": "hidden cache: a prompt sent twice",
+    "held_out_seed": "held-out seed",
+    "sabotage": "sabotage: the feature off under the hood",
+    "abnormal_inputs": "abnormal inputs",
 }
 _CELLS = {
     ("whole", "memory"): "resident memory",

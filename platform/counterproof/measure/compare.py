@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from counterproof.measure.abnormal import abnormal_table, check_abnormal
 from counterproof.measure.bottleneck import judge_bottleneck
 from counterproof.measure.cost import cost_matrix
 from counterproof.measure.divergence import diverge
@@ -16,11 +17,12 @@ from counterproof.measure.memory import memory_facts
 from counterproof.measure.metrics import METRICS
 from counterproof.measure.noise import Gate, a_a_gate
 from counterproof.measure.percentile import METHOD
+from counterproof.measure.probes import check_probes
 from counterproof.measure.quality import quality_of
 from counterproof.measure.scope import scope_of
 from counterproof.measure.stages import waterfall
 from counterproof.measure.table import Family, metric_entry
-from counterproof.measure.validity import check_validity, is_valid
+from counterproof.measure.validity import check_validity, closed, is_valid
 from counterproof.plan.reserve import EXTENDED
 
 SCHEMA = "counterproof-comparison/1"
@@ -40,6 +42,8 @@ def compare(study: StudyData) -> dict[str, Any]:
     gate = Gate(None, "the primary metric is not known") if primary is None else _gate(primary, band)
     differences = find_differences(study)
     checks = check_validity(study, gate, equivalence, divergences, differences)
+    overturn = [*check_probes(study, primary), *check_abnormal(study, equivalence.threshold)]
+    checks += [closed(study, check) for check in overturn]
     valid = is_valid(checks)
     quality = quality_of(study)
     _close_claims(metrics, plan, valid, study.final)
@@ -69,6 +73,7 @@ def compare(study: StudyData) -> dict[str, Any]:
         "valid": valid,
         "equivalence": equivalence.facts(),
         **({} if quality is None else {"quality": quality}),
+        "abnormal": abnormal_table(study),
         "divergence": {arm: d.facts(equivalence.threshold) for arm, d in divergences.items()},
         "hard_limits": hard_limits(study, equivalence, candidate),
         "diffs": differences.facts(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,12 @@ class RunData:
         """Rows of outputs.jsonl: request_index, token_ids, text."""
         return _read_lines(self.sealed.folder / "outputs.jsonl")
 
+    @cached_property
+    def abnormal(self) -> list[dict[str, Any]]:
+        """A probe's abnormal inputs, one row each; none in other runs."""
+        path = self.sealed.folder / "abnormal.jsonl"
+        return _read_lines(path) if path.is_file() else []
+
     @property
     def counters(self) -> dict[str, int]:
         return dict(self.manifest.get("counters") or {})
@@ -124,11 +130,13 @@ class RunData:
 
 @dataclass(frozen=True)
 class StudyData:
-    """The plan, the journal and the sealed runs by (block, arm); `equivalence` holds the untimed phase by arm."""
+    """The plan, the journal and the sealed runs by (block, arm); `equivalence` holds the untimed phase by arm, and
+    `probes` the runs that try to overturn the result."""
 
     verified: VerifiedStudy
     runs: dict[tuple[int, str], RunData]
     equivalence: dict[str, RunData]
+    probes: dict[str, RunData] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -170,12 +178,15 @@ def load_study(folder: Path) -> StudyData:
     verified = verify_study(folder)
     runs: dict[tuple[int, str], RunData] = {}
     equivalence: dict[str, RunData] = {}
+    probes: dict[str, RunData] = {}
     for sealed in verified.runs:
-        if sealed.key.block is None:
+        if sealed.key.probe:
+            probes[sealed.key.arm] = RunData(sealed)
+        elif sealed.key.block is None:
             equivalence[sealed.key.arm] = RunData(sealed)
         else:
             runs[(sealed.key.block, sealed.key.arm)] = RunData(sealed)
-    return StudyData(verified, runs, equivalence)
+    return StudyData(verified, runs, equivalence, probes)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from counterproof.measure.client import check_client, check_token_counts, engine
 from counterproof.measure.divergence import Divergence
 from counterproof.measure.equivalence import Equivalence
 from counterproof.measure.flagcheck import Differences
+from counterproof.measure.invariants import check_cold_cache, check_tokens
 from counterproof.measure.latency import clock_faults, sample_of
 from counterproof.measure.littles_law import TOLERANCE as LITTLE_TOLERANCE
 from counterproof.measure.littles_law import littles_law
@@ -48,13 +49,15 @@ def check_validity(
         check_client_queue(study),
         check_client(study),
         check_token_counts(study),
+        check_tokens(study),
+        check_cold_cache(study),
         check_outputs(divergences),
         check_equivalence(study, equivalence),
     ]
-    return [_closed(study, check) for check in checks]
+    return [closed(study, check) for check in checks]
 
 
-def _closed(study: StudyData, check: Check) -> Check:
+def closed(study: StudyData, check: Check) -> Check:
     """Once the study is over, what was not shown counts as refuted; what does not apply stays null."""
     if check.passed is None and study.final and not check.facts.get("not_applicable"):
         return Check(check.check, False, f"not shown: {check.detail}", check.facts)

@@ -14,6 +14,7 @@ from counterproof.plan.schema import ExperimentConfig
 from counterproof.plan.server_checks import server_faults
 
 MIN_BLOCKS = 6
+LEAST_PROBE_REQUESTS = 3
 MAX_BLOCKS = 99
 KINDS = ("exact", "rate", "sampled")
 DIRECTIONS = ("lower", "higher", "equal")
@@ -77,6 +78,12 @@ def _study(config: ExperimentConfig, exploratory: bool) -> Iterator[str]:
         yield "study.attempts must be at least 1"
     if config.engine.inject.step_delay_us:
         yield "engine.inject.step_delay_us belongs to the slowed arm; leave it at 0"
+    if config.engine.inject.sabotage is not None:
+        yield "engine.inject.sabotage belongs to the sabotaged probe; leave it at null"
+    if not study.probes and not exploratory:
+        yield "study.probes is false, which is possible with --exploratory only: nothing would try to overturn"
+    if study.probe_requests is not None and not LEAST_PROBE_REQUESTS <= study.probe_requests <= 1_000_000:
+        yield f"study.probe_requests must be null or at least {LEAST_PROBE_REQUESTS}, not {study.probe_requests}"
     if lossless and config.factor is not None and config.factor.path == "engine.numerics.mode":
         yield (
             "engine.numerics.mode is what the bitwise comparison sets, so it cannot be the lossless factor; "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.errors import InputError
-from counterproof.plan import checks, locate, overrides, predict
+from counterproof.plan import checks, locate, overrides, predict, probes
 from counterproof.plan.compose import Composition, compose
 from counterproof.plan.factor import FactorDiff, effective_exceptions, single_variable
 from counterproof.plan.schedule import schedule
@@ -19,7 +19,7 @@ from counterproof.record.code_identity import CodeIdentity
 from counterproof.record.journal import now_utc
 from counterproof.record.verify import PLAN_SCHEMA
 from counterproof.run.targets.protocol import Planner
-from counterproof.workload.build import StudyWorkloads
+from counterproof.workload.build import StudyWorkloads, held_out_seed
 
 RULE = "counterproof-rule/1"
 RECORDED = ("engine.", "workload.", "server.", "target")
@@ -27,10 +27,12 @@ RECORDED = ("engine.", "workload.", "server.", "target")
 
 @dataclass(frozen=True)
 class Arms:
-    """The compositions of a study's arms, and the accepted difference (None in a calibration)."""
+    """The compositions of a study's arms, the accepted difference (None in a calibration), and the sabotaged
+    candidate (None where its feature is none of the engine's)."""
 
     compositions: dict[str, Composition]
     diff: FactorDiff | None
+    sabotaged: Composition | None = None
 
     @property
     def baseline(self) -> Composition:
@@ -71,7 +73,19 @@ def compose_arms(
     arms["again"] = arms["baseline"]
     delay = overrides.render("engine.inject.step_delay_us", probe.config.study.slowed_delay_us)
     arms["slowed"] = compose(experiment, overrides.replace(base, overrides.check([delay], place)), place)
-    return Arms(arms, diff)
+    return Arms(arms, diff, _sabotaged(experiment, arms, diff, place))
+
+
+def _sabotaged(
+    experiment: str, arms: dict[str, Composition], diff: FactorDiff | None, place: Path
+) -> Composition | None:
+    """The candidate as it is configured, with its feature off under the hood; None where no engine can be told."""
+    pairs = probes.sabotage_of(diff)
+    if pairs is None:
+        return None
+    token = overrides.check([overrides.render(probes.SABOTAGE_PATH, pairs)], place)
+    own = overrides.check(arms["candidate"].tokens, place)
+    return compose(experiment, overrides.replace(own, token), place)
 
 
 def build(
@@ -103,6 +117,7 @@ def build(
         "factor": _factor(arms),
         "arms": {name: _arm(arms.compositions[name]) for name in names},
         "composed": {name: arms.compositions[name].text for name in names},
+        "probes": _probes(arms, workload_facts) if config.study.probes else None,
         "diff": [difference.as_dict() for difference in arms.diff.changed] if arms.diff else [],
         "fan_out": [difference.as_dict() for difference in arms.diff.fanned] if arms.diff else [],
         "primary": dataclasses.asdict(config.primary),
@@ -121,6 +136,24 @@ def build(
         "code": code.as_dict(),
         "environment": environment.common_identity(code.as_dict(), planner.model_identity()),
         "rule": RULE,
+    }
+
+
+def _probes(arms: Arms, workload_facts: dict[str, Any]) -> dict[str, Any]:
+    """The runs that try to overturn the result: which arms, their requests, and the sabotaged arm."""
+    names = [name for name in ("baseline", "candidate") if name in arms.compositions]
+    sabotaged = arms.sabotaged
+    own = (
+        None
+        if sabotaged is None
+        else {**_arm(sabotaged), "composed": sabotaged.text, "effective": probes.SABOTAGE_EFFECTIVE}
+    )
+    return {
+        "arms": names + ([] if own is None else [probes.SABOTAGE]),
+        "sha256": workload_facts["probe_sha256"],
+        "duplicates_sha256": workload_facts["duplicates_sha256"],
+        "seed": held_out_seed(arms.baseline.config.study.seed),
+        probes.SABOTAGE: own,
     }
 
 

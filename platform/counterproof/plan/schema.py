@@ -92,6 +92,9 @@ class StudyConfig:
     reserve_blocks        blocks that are planned and sealed beforehand, and run (two at a time) only while the
                           A/A comparison is too imprecise to judge; never because of what the candidate shows
     equivalence_requests  prompts of the bitwise comparison (0: none)
+    probes                whether every arm is probed after the blocks (see measure/probes.py); only an exploratory
+                          study may go without
+    probe_requests        requests of the held-out seed (null: as many as a block has)
     """
 
     blocks: int = 8
@@ -102,6 +105,8 @@ class StudyConfig:
     equivalence_requests: int = 0
     run_deadline_s: float = 900.0
     attempts: int = 3
+    probes: bool = True
+    probe_requests: int | None = None
 
 
 @dataclass(frozen=True)

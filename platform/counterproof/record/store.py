@@ -10,25 +10,29 @@ from pathlib import Path
 from counterproof.errors import InputError, SetupError, did_you_mean
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-_RUN = re.compile(r"(?P<block>\d{2,}|eq)-(?P<arm>[a-z][a-z_]*)-(?P<attempt>\d+)")
+_RUN = re.compile(r"(?P<block>\d{2,}|eq|probe)-(?P<arm>[a-z][a-z_]*)-(?P<attempt>\d+)")
+EQUIVALENCE, TIMED, PROBES = "equivalence", "timed", "probes"
 
 
 @dataclass(frozen=True)
 class RunKey:
-    """Which run: its block (None in the equivalence phase), arm and attempt (from 1)."""
+    """Which run: its block (None in the equivalence phase and of a probe), arm and attempt (from 1)."""
 
     block: int | None
     arm: str
     attempt: int
+    probe: bool = False
 
     @property
     def phase(self) -> str:
-        return "equivalence" if self.block is None else "timed"
+        if self.probe:
+            return PROBES
+        return EQUIVALENCE if self.block is None else TIMED
 
     @property
     def name(self) -> str:
-        """The run folder's name, e.g. `00-baseline-1` or `eq-candidate-1`."""
-        block = "eq" if self.block is None else f"{self.block:02d}"
+        """The run folder's name, e.g. `00-baseline-1`, `eq-candidate-1` or `probe-sabotage-1`."""
+        block = {PROBES: "probe", EQUIVALENCE: "eq"}.get(self.phase) or f"{self.block:02d}"
         return f"{block}-{self.arm}-{self.attempt}"
 
     @staticmethod
@@ -42,8 +46,8 @@ class RunKey:
         match = _RUN.fullmatch(name)
         if match is None:
             raise InputError(f"'{name}' is not a run; runs are called e.g. 00-baseline-1 or eq-candidate-1")
-        block = None if match["block"] == "eq" else int(match["block"])
-        return RunKey(block, match["arm"], int(match["attempt"]))
+        block = int(match["block"]) if match["block"].isdigit() else None
+        return RunKey(block, match["arm"], int(match["attempt"]), match["block"] == "probe")
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,21 @@ class StudyPaths:
     def workload(self, block: int | None) -> Path:
         """The sealed requests of a block, or of the equivalence phase (None)."""
         return self.workloads / ("eq.parquet" if block is None else f"{block:02d}.parquet")
+
+    @property
+    def probe_workload(self) -> Path:
+        """The sealed requests of another seed."""
+        return self.workloads / "probe.parquet"
+
+    @property
+    def duplicates_workload(self) -> Path:
+        """The sealed requests that a probe sends twice each."""
+        return self.workloads / "duplicates.parquet"
+
+    @property
+    def failures(self) -> Path:
+        """What injected faults did, one line each."""
+        return self.folder / "failures.jsonl"
 
     def run_folders(self) -> list[Path]:
         """Every run folder there is, sealed or not, in name order."""

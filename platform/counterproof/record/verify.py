@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.errors import EvidenceError
-from counterproof.record import canonical, journal, manifest
+from counterproof.record import canonical, hardware, journal, manifest
 from counterproof.record.store import RunKey, StudyPaths
 
 PLAN_SCHEMA = "counterproof-plan/1"
@@ -35,9 +35,9 @@ class VerifiedStudy:
     runs: tuple[SealedRun, ...]
 
     def run(self, block: int | None, arm: str) -> SealedRun | None:
-        """The sealed run of one place in the schedule, if there is one."""
+        """The sealed run of one place in the schedule, if there is one; no probe."""
         for run in self.runs:
-            if run.key.block == block and run.key.arm == arm:
+            if run.key.block == block and run.key.arm == arm and not run.key.probe:
                 return run
         return None
 
@@ -54,6 +54,7 @@ def verify_study(folder: Path) -> VerifiedStudy:
     runs = [verify_run(paths, name, plan, plan_sha256, event) for name, event in sealed.items()]
     _check_places(runs)
     _check_workloads(paths, plan)
+    hardware.check(content.events)
     check_outcome(paths, content.events)
     return VerifiedStudy(paths, plan, plan_sha256, content.events, content.head, tuple(runs))
 
@@ -101,7 +102,7 @@ def verify_run(
         "phase": key.phase,
         "plan_sha256": plan_sha256,
     }
-    registered = workload_sha256(plan, key.block)
+    registered = plan["probes"]["sha256"] if key.probe else workload_sha256(plan, key.block)
     if registered is not None:
         expected["workload_sha256"] = registered
     for field, value in expected.items():
@@ -136,7 +137,7 @@ def _check_folders(paths: StudyPaths, sealed: set[str]) -> None:
 
 
 def _check_places(runs: list[SealedRun]) -> None:
-    places = [(run.key.block, run.key.arm) for run in runs]
+    places = [(run.key.block, run.key.arm, run.key.probe) for run in runs]
     for place in places:
         if places.count(place) > 1:
             raise EvidenceError(f"block {place[0]} has more than one sealed run of arm {place[1]}")

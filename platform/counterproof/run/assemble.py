@@ -56,6 +56,12 @@ def build_environment(raw: RawRun, common: Mapping[str, Any], excepted: list[str
     return environment.build(common, raw.result["identity"], raw.result["observed"], excepted)
 
 
+def arm_of(plan: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    """An arm's overrides and configuration; the sabotaged one, which runs in the probes only, stands with them."""
+    own: dict[str, Any] = plan["arms"][arm] if arm in plan["arms"] else plan["probes"][arm]
+    return own
+
+
 def write_record(
     raw: RawRun,
     key: RunKey,
@@ -72,6 +78,8 @@ def write_record(
     _write_tables(raw, key)
     _write_lines(folder / "outputs.jsonl", raw.rows("outputs"))
     _write_lines(folder / "events.jsonl", raw.rows("events"))
+    if key.probe:
+        _write_lines(folder / "abnormal.jsonl", raw.rows("abnormal"))
     _write_config(folder / "config", key.arm, plan, raw.effective)
     atomic.write_json(folder / "environment.json", dict(env))
     shutil.rmtree(folder / RAW)
@@ -114,8 +122,9 @@ def _write_tables(raw: RawRun, key: RunKey) -> None:
 
 def _write_config(folder: Path, arm: str, plan: Mapping[str, Any], effective: Mapping[str, Any]) -> None:
     folder.mkdir()
-    own = plan["arms"][arm]
-    (folder / "composed.yaml").write_text(plan["composed"][arm], encoding="utf-8")
+    own = arm_of(plan, arm)
+    composed = own["composed"] if "composed" in own else plan["composed"][arm]
+    (folder / "composed.yaml").write_text(composed, encoding="utf-8")
     for name, value in (
         ("overrides", list(own["overrides"])),
         ("resolved", dict(own["config"])),

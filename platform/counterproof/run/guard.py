@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from counterproof.errors import RefusedError
+from counterproof.plan.probes import SABOTAGE, SABOTAGE_EFFECTIVE
 from counterproof.record import canonical
 from counterproof.record.difference import Difference, differences
 
@@ -74,6 +75,9 @@ def _undeclared(arm: str, plan: Mapping[str, Any], found: list[Difference]) -> l
         allowed = set(plan["factor"]["moves"]["effective"])
     elif arm == "slowed":
         allowed = {DELAY}
+    elif arm == SABOTAGE:
+        # Off under the hood means: the baseline in everything that really runs.
+        allowed = {SABOTAGE_EFFECTIVE}
     return [difference for difference in found if difference.path not in allowed]
 
 

@@ -10,22 +10,33 @@ from counterproof.errors import RefusedError
 from counterproof.plan.reserve import blocks_in_force
 from counterproof.record.store import RunKey
 
+SABOTAGE = "sabotage"
 ENDINGS = frozenset({"run_sealed", "run_failed", "run_lost", "run_refused"})
 
 
 @dataclass(frozen=True)
 class Place:
-    """One run of the plan; `block` None is the equivalence phase."""
+    """One run of the plan; `block` None is the equivalence phase, or with `probe` a run of the probes."""
 
     block: int | None
     arm: str
+    probe: bool = False
+
+    @staticmethod
+    def of(key: RunKey) -> Place:
+        """Where a run belongs."""
+        return Place(key.block, key.arm, key.probe)
+
+    @property
+    def phase(self) -> str:
+        return RunKey(self.block, self.arm, 1, self.probe).phase
 
     def __str__(self) -> str:
-        return f"equivalence {self.arm}" if self.block is None else f"block {self.block} {self.arm}"
+        return f"{self.phase} {self.arm}" if self.block is None else f"block {self.block} {self.arm}"
 
 
 def places(plan: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()) -> list[Place]:
-    """Every run in the order of the plan: the equivalence phase, then the blocks in force, as scheduled.
+    """Every run in the order of the plan: the equivalence phase, the blocks in force as scheduled, the probes.
 
     events  the journal, which tells the reserve blocks that were called up
     """
@@ -34,13 +45,14 @@ def places(plan: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()) ->
         result = [Place(None, "baseline"), Place(None, "candidate")]
     for block, order in enumerate(plan["schedule"][: blocks_in_force(plan, events)]):
         result += [Place(block, arm) for arm in order]
-    return result
+    probes = plan.get("probes") or {"arms": []}
+    return result + [Place(None, arm, probe=True) for arm in probes["arms"]]
 
 
 def done(events: Sequence[Mapping[str, Any]]) -> set[Place]:
     """Places that have a sealed run."""
     keys = [RunKey.parse(event["run"]) for event in events if event["kind"] == "run_sealed"]
-    return {Place(key.block, key.arm) for key in keys}
+    return {Place.of(key) for key in keys}
 
 
 def open_attempts(events: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -52,22 +64,22 @@ def open_attempts(events: Sequence[Mapping[str, Any]]) -> list[str]:
 def next_key(place: Place, events: Sequence[Mapping[str, Any]]) -> RunKey:
     """The key of the next attempt at `place`."""
     keys = [RunKey.parse(event["run"]) for event in events if event["kind"] == "run_started"]
-    attempts = [key.attempt for key in keys if (key.block, key.arm) == (place.block, place.arm)]
-    return RunKey(place.block, place.arm, max(attempts, default=0) + 1)
+    attempts = [key.attempt for key in keys if Place.of(key) == place]
+    return RunKey(place.block, place.arm, max(attempts, default=0) + 1, place.probe)
 
 
 def failures(place: Place, events: Sequence[Mapping[str, Any]]) -> int:
     """Attempts at `place` that failed by themselves (a killed one is no failure)."""
     keys = [RunKey.parse(event["run"]) for event in events if event["kind"] == "run_failed"]
-    return sum((key.block, key.arm) == (place.block, place.arm) for key in keys)
+    return sum(Place.of(key) == place for key in keys)
 
 
 def refuse_early_candidate(place: Place, sealed: set[Place]) -> None:
-    """Raise RefusedError for a candidate that has no sealed baseline of its phase before it."""
-    if place.arm != "candidate":
+    """Raise RefusedError for a candidate, sabotaged or not, with no sealed baseline of its phase before it."""
+    if place.arm not in ("candidate", SABOTAGE):
         return
     if place.block is None:
-        before = Place(None, "baseline") in sealed
+        before = Place(None, "baseline", place.probe) in sealed
     else:
         before = any(other.arm == "baseline" and other.block is not None for other in sealed)
     if not before:

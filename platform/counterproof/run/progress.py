@@ -30,7 +30,7 @@ class TimeLeft:
     def ended(self, key: RunKey, seconds: float) -> None:
         """A run was sealed."""
         self._seen.setdefault((key.phase, key.arm), []).append(seconds)
-        place = Place(key.block, key.arm)
+        place = Place.of(key)
         if place in self._left:
             self._left.remove(place)
 
@@ -46,14 +46,14 @@ class TimeLeft:
         if not known or not self._left:
             return ""
         mean = sum(known.values()) / len(known)
-        where = [("equivalence" if place.block is None else "timed", place.arm) for place in self._left]
+        where = [(place.phase, place.arm) for place in self._left]
         seconds = sum(known.get(one, mean) for one in where)
         return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
     def label(self, key: RunKey) -> str:
         """e.g. `block 2/6 candidate`."""
         if key.block is None:
-            return f"equivalence {key.arm}"
+            return f"{key.phase} {key.arm}"
         return f"block {key.block + 1}/{self._blocks} {key.arm}"
 
 

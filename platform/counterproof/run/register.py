@@ -106,6 +106,9 @@ def write_workloads(paths: StudyPaths, workloads: build.StudyWorkloads) -> dict[
     }
     if workloads.equivalence:
         facts["equivalence_sha256"] = sealed.write(paths.workload(None), workloads.equivalence)
+    if workloads.probes:
+        facts["probe_sha256"] = sealed.write(paths.probe_workload, workloads.probes)
+        facts["duplicates_sha256"] = sealed.write(paths.duplicates_workload, workloads.duplicates)
     facts |= workloads.facts
     files = sorted(paths.workloads.glob("*.parquet"))
     for path in files:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from counterproof.errors import CounterproofError, ExecutionError, RefusedError
 from counterproof.plan.compose import engine_of
 from counterproof.plan.reserve import EXTENDED, blocks_in_force, next_extent
-from counterproof.record import code_identity, environment, manifest, verify
+from counterproof.record import manifest, verify
 from counterproof.record.journal import Journal
 from counterproof.record.lock import FileLock
-from counterproof.record.store import RunKey, StudyPaths
-from counterproof.run import assemble, guard, places
-from counterproof.run.executor import execute
-from counterproof.run.machine_lock import machine_lock
+from counterproof.record.store import EQUIVALENCE, RunKey, StudyPaths
+from counterproof.run import assemble, fanout, guard, places
 from counterproof.run.places import Place
+from counterproof.run.site import LocalSite, Site
 from counterproof.run.spec import RunSpec
-from counterproof.run.targets import registry
 from intaglio.config import EngineConfig
 
 
@@ -43,13 +41,13 @@ class StudyRunner:
     Raises EvidenceError at once when plan, journal or a sealed record was tampered with.
     """
 
-    def __init__(self, paths: StudyPaths, progress: Progress) -> None:
+    def __init__(self, paths: StudyPaths, progress: Progress, sites: Sequence[Site] = ()) -> None:
+        """`sites`: where runs are measured, blocks side by side where there are several; default: this machine."""
         self._paths = paths
         self._progress = progress
         self._journal = Journal(paths.journal)
         self.plan, self._plan_sha256, _ = verify.verify_plan(paths)
-        self._target = registry.find(self.plan["target"])
-        self._planners: dict[str, dict[str, str]] = {}
+        self._sites: Sequence[Site] = sites or (LocalSite(),)
 
     @staticmethod
     def lock(paths: StudyPaths) -> FileLock:
@@ -98,13 +96,15 @@ class StudyRunner:
 
     def _run_in_force(self, after_block: Callable[[int], bool] | None) -> bool:
         """Run what is missing of the blocks in force. True if the study was stopped early."""
-        last = blocks_in_force(self.plan, self._journal.events()) - 1
-        for place in self.missing():
-            self.run_place(place)
-            if after_block is None or place.block in (None, last) or not self._block_is_whole(place.block):
+        events = self._journal.events()
+        last = blocks_in_force(self.plan, events) - 1
+        for wave in fanout.waves(self.missing(), self._sites, events):
+            fanout.run_wave(wave, self._journal.events(), self.run_place)
+            block = wave[-1].block
+            if after_block is None or block in (None, last) or not self._block_is_whole(block):
                 continue
-            if after_block(place.block):
-                self._journal.append("stopped_early", block=place.block)
+            if after_block(block):
+                self._journal.append("stopped_early", block=block)
                 return True
         return False
 
@@ -118,8 +118,8 @@ class StudyRunner:
         self._progress.extended(self.missing(), reason)
         return True
 
-    def run_place(self, place: Place) -> None:
-        """Run one place until it is sealed or has failed as often as the plan allows.
+    def run_place(self, place: Place, site: Site | None = None) -> None:
+        """Run one place until it is sealed or has failed as often as the plan allows; `site` None: the first one.
 
         Raises RefusedError for a candidate before its baseline, a place already sealed or not planned.
         """
@@ -131,30 +131,34 @@ class StudyRunner:
         if place in sealed:
             raise RefusedError(f"refused: {place} has a sealed record, which is never repeated")
         places.refuse_early_candidate(place, sealed)
+        site = site or self._sites[0]
+        fanout.refuse_other_machine(place.block, site.machine, events)
         allowed = int(self.plan["attempts"])
         while True:
             try:
-                self._attempt(place)
+                self._attempt(place, site)
                 return
             except ExecutionError:
                 if places.failures(place, self._journal.events()) >= allowed:
                     raise
 
-    def _attempt(self, place: Place) -> None:
+    def _attempt(self, place: Place, site: Site) -> None:
         engine = self._engine(place.arm)
-        common = self._common(engine)
+        common = site.common(self.plan["target"], engine)
+        guard.check_common(self.plan, common)
+        facts = {"machine": site.machine, "hardware": site.hardware(common)}
         key = places.next_key(place, self._journal.events())
         folder = self._paths.run(key)
-        with machine_lock(lambda: self._progress.waiting("another measured run on this machine")):
+        with site.turn(lambda: self._progress.waiting("another measured run on this machine")):
             self._journal.append(
-                "run_started", run=key.name, block=key.block, arm=key.arm, attempt=key.attempt
+                "run_started", run=key.name, block=key.block, arm=key.arm, attempt=key.attempt, **facts
             )
             planned = places.places(self.plan, self._journal.events())
             self._progress.run_started(key, planned.index(place) + 1, len(planned))
             began = time.monotonic()
             try:
                 folder.mkdir(parents=True)
-                execute(
+                site.execute(
                     self._spec(place, folder),
                     engine.threads,
                     float(self.plan["run_deadline_s"]),
@@ -189,7 +193,7 @@ class StudyRunner:
         reference = self._reference(key)
         if reference is not None:
             guard.check_run(key.arm, self.plan, raw.effective, env, reference)
-        sha = self._workload(key.block)[1]
+        sha = self._workload(Place.of(key))[1]
         return assemble.write_record(raw, key, self.plan, self._plan_sha256, sha, env)
 
     def _reference(self, key: RunKey) -> guard.Reference | None:
@@ -202,25 +206,20 @@ class StudyRunner:
         return None
 
     def _engine(self, arm: str) -> EngineConfig:
-        return engine_of(self.plan["arms"][arm]["config"])
+        return engine_of(self._arm(arm)["config"])
 
-    def _common(self, engine: EngineConfig) -> dict[str, Any]:
-        """Code, machine, libraries and model as they are now, held against the registered ones."""
-        model = self._planners.get(engine.model)
-        if model is None:
-            model = self._planners[engine.model] = self._target.planner(engine).model_identity()
-        common = environment.common_identity(code_identity.identify().as_dict(), model)
-        guard.check_common(self.plan, common)
-        return common
+    def _arm(self, arm: str) -> dict[str, Any]:
+        return assemble.arm_of(self.plan, arm)
 
     def _spec(self, place: Place, folder: Path) -> RunSpec:
-        config = self.plan["arms"][place.arm]["config"]
-        workload, sha = self._workload(place.block)
+        config = self._arm(place.arm)["config"]
+        workload, sha = self._workload(place)
         lossless = (self.plan["factor"] or {}).get("lossless") is not False
-        judged = place.block is None and place.arm == "candidate" and not lossless
+        equivalence = place.phase == EQUIVALENCE
+        judged = equivalence and place.arm == "candidate" and not lossless
         return RunSpec(
             target=self.plan["target"],
-            phase=RunKey(place.block, place.arm, 1).phase,
+            phase=place.phase,
             engine={path[7:]: value for path, value in config.items() if path.startswith("engine.")},
             workload=str(workload),
             workload_sha256=sha,
@@ -230,19 +229,24 @@ class StudyRunner:
             request_timeout_s=self.plan["workload"]["request_timeout_s"],
             folder=str(folder),
             parent_pid=0,
-            composition=place.block is None and place.arm == "baseline",
+            composition=equivalence and place.arm == "baseline",
             lossless=lossless,
             reference=self._flat_engine("baseline") if judged else None,
             server={path[7:]: value for path, value in config.items() if path.startswith("server.")},
+            duplicates=str(self._paths.duplicates_workload),
+            duplicates_sha256=self.plan["probes"]["duplicates_sha256"] if place.probe else "",
+            abnormal=place.probe and place.arm != places.SABOTAGE,
         )
 
     def _flat_engine(self, arm: str) -> dict[str, Any]:
         config = self.plan["arms"][arm]["config"]
         return {path[7:]: value for path, value in config.items() if path.startswith("engine.")}
 
-    def _workload(self, block: int | None) -> tuple[Path, str]:
-        sha = verify.workload_sha256(self.plan, block)
-        return self._paths.workload(block), sha or ""
+    def _workload(self, place: Place) -> tuple[Path, str]:
+        if place.probe:
+            return self._paths.probe_workload, self.plan["probes"]["sha256"]
+        sha = verify.workload_sha256(self.plan, place.block)
+        return self._paths.workload(place.block), sha or ""
 
     def _block_is_whole(self, block: int) -> bool:
         return not any(place.block == block for place in self.missing())

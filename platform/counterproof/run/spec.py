@@ -17,6 +17,8 @@ class RunSpec:
     spawned_ns        perf_counter_ns just before the process was started: start-up counts from there
     origins           from which folder the harness imports each package: the process must import the same
     server            flat configuration of a server target (without the prefix `server.`); it holds no key
+    duplicates        probes: sealed requests that are sent twice each, with their identity
+    abnormal          probes: whether the abnormal inputs are sent too
     composition       equivalence phase: also measure how much batching moves the baseline's logits
     lossless          equivalence phase: whether outputs must stay the same; else the phase measures quality
     reference         quality: the baseline's engine configuration, in the candidate's process
@@ -39,6 +41,9 @@ class RunSpec:
     reference: dict[str, Any] | None = None
     server: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    duplicates: str = ""
+    duplicates_sha256: str = ""
+    abnormal: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

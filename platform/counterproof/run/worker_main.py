@@ -43,6 +43,8 @@ def main() -> int:
             _quality(spec, report)
         elif spec.phase == "equivalence":
             _equivalence(spec, report)
+        elif spec.phase == "probes":
+            _probes(spec, report)
         else:
             _timed(spec, report)
     except CounterproofError as error:
@@ -137,6 +139,31 @@ def _equivalence(spec: RunSpec, report: Reporter) -> None:
     _write(spec, rows, events, result)
 
 
+def _probes(spec: RunSpec, report: Reporter) -> None:
+    from counterproof.run import probes
+
+    load = probes.Load(
+        requests=sealed.read(Path(spec.workload), spec.workload_sha256),
+        warmup=sealed.read(Path(spec.warmup), spec.warmup_sha256),
+        duplicates=sealed.read(Path(spec.duplicates), spec.duplicates_sha256),
+        concurrency=spec.concurrency,
+        timeout_s=spec.request_timeout_s,
+    )
+    target = _start(spec)
+    ready_ns = getattr(target, "ready_ns", None) or time.perf_counter_ns()
+    report.tell("ready", total=len(load.requests))
+    found = probes.run(target, load, report.count, abnormal=spec.abnormal)
+    result = {
+        "startup_ms": (ready_ns - spec.spawned_ns) / 1e6,
+        "counters": found.counters,
+        "warmup_counters": found.before,
+        "stamps": getattr(target, "stamps", "token"),
+        **_facts(target, {"end": _observe()}),
+    }
+    target.close()
+    _write(spec, found.rows, [*found.events, *found.rows.readings.events], result, found.abnormal)
+
+
 def _start(spec: RunSpec) -> Target:
     kind = registry.find(spec.target)
     if isinstance(kind, ServerKind):
@@ -196,7 +223,13 @@ def _mark(kind: str) -> dict[str, Any]:
     return {"time_ns": time.perf_counter_ns(), "kind": kind}
 
 
-def _write(spec: RunSpec, rows: LoadRows, events: list[dict[str, Any]], result: dict[str, Any]) -> None:
+def _write(
+    spec: RunSpec,
+    rows: LoadRows,
+    events: list[dict[str, Any]],
+    result: dict[str, Any],
+    abnormal: Iterable[dict[str, Any]] = (),
+) -> None:
     raw = Path(spec.folder) / RAW
     raw.mkdir()
     events.sort(key=lambda event: event["time_ns"])
@@ -208,6 +241,7 @@ def _write(spec: RunSpec, rows: LoadRows, events: list[dict[str, Any]], result: 
         ("gauges", rows.readings.gauges),
         ("outputs", rows.outputs),
         ("events", events),
+        ("abnormal", abnormal),
     ):
         _write_lines(raw / f"{name}.jsonl", lines)
     # Written last: its presence says that the others are whole.

@@ -6,7 +6,7 @@ All prompts of a study are distinct, so that no cache can serve a block with wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,26 @@ from counterproof.plan.schema import ExperimentConfig
 from counterproof.record.canonical import sha256_bytes, sha256_file
 from counterproof.workload import arrivals, replay
 from counterproof.workload.prompts import Encode, distinct_prompts, refuse_repeats
-from counterproof.workload.sealed import SealedRequest
+from counterproof.workload.sealed import SealedRequest, request_of
+
+DUPLICATES = 3
 
 
 @dataclass(frozen=True)
 class StudyWorkloads:
     """`blocks[b]` are the requests of block b, the same for every arm; `equivalence` is drawn from them all.
 
-    facts  what the plan records beside the hashes: the trace's sha256, prompts that were made unique
+    probes      requests of another seed, which the study's own cannot have been chosen to suit
+    duplicates  requests that a probe sends twice each; nothing else has their prompts, as far as the source reaches
+    facts       what the plan records beside the hashes: the trace's sha256, prompts that were made unique
     """
 
     blocks: tuple[tuple[SealedRequest, ...], ...]
     equivalence: tuple[SealedRequest, ...]
     warmup: tuple[SealedRequest, ...]
     facts: dict[str, Any] = field(default_factory=dict)
+    probes: tuple[SealedRequest, ...] = ()
+    duplicates: tuple[SealedRequest, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,32 @@ def build(config: ExperimentConfig, encode: Encode) -> StudyWorkloads:
     picked = [drafts[i % count][i // count] for i in range(min(study.equivalence_requests, total))]
     together = [_Draft(draft.token_ids, draft.max_new_tokens) for draft in picked]
     equivalence = _requests(config, together, "equivalence")
-    return StudyWorkloads(tuple(blocks), equivalence, _requests(config, warm, "warmup"), facts)
+    probes, duplicates = _probes(config, encode) if study.probes else ((), ())
+    warmup = _requests(config, warm, "warmup")
+    return StudyWorkloads(tuple(blocks), equivalence, warmup, facts, probes, duplicates)
+
+
+def _probes(
+    config: ExperimentConfig, encode: Encode
+) -> tuple[tuple[SealedRequest, ...], tuple[SealedRequest, ...]]:
+    """The requests of the held-out seed, and those that are sent twice."""
+    wanted = config.study.probe_requests or config.workload.requests
+    load, study = config.workload, replace(config.study, seed=held_out_seed(config.study.seed))
+    if load.builder == "trace":
+        held_out = replace(config, study=study)
+        drafts, again = _from_trace(held_out, encode, 1, {})
+        drafts, again = [drafts[0][:wanted]], [*drafts[0][wanted:], *again]
+    else:
+        held_out = replace(config, study=study, workload=replace(load, requests=wanted + DUPLICATES))
+        drafts, _ = _from_prompts(held_out, encode, 1)
+        drafts, again = [drafts[0][:wanted]], drafts[0][wanted:]
+    twice = [_Draft(draft.token_ids, 1) for draft in again[:DUPLICATES]]
+    return _requests(held_out, drafts[0], "probe"), _requests(held_out, twice, "duplicates")
+
+
+def held_out_seed(seed: int) -> int:
+    """The seed of the probes' requests: another one, and settled by the study's own."""
+    return int(sha256_bytes(f"held-out/{seed}".encode())[:8], 16) >> 1
 
 
 def _from_prompts(
@@ -106,19 +137,24 @@ def _from_trace(
 
 def _requests(config: ExperimentConfig, drafts: Sequence[_Draft], purpose: str) -> tuple[SealedRequest, ...]:
     load = config.workload
+    # Which tokens are the document is a fact of the workload, whether or not a target makes use of it.
+    document = load.document_tokens if load.builder == "shared_documents" else None
     return tuple(
-        SealedRequest(
-            request_index=index,
-            token_ids=draft.token_ids,
-            max_new_tokens=draft.max_new_tokens,
-            seed=_seed(config.study.seed, purpose, index),
-            temperature=load.temperature,
-            top_k=load.top_k,
-            top_p=load.top_p,
-            min_p=load.min_p,
-            repetition_penalty=load.repetition_penalty,
-            ignore_eos=load.ignore_eos,
-            arrival_ns=draft.arrival_ns,
+        request_of(
+            {
+                "request_index": index,
+                "token_ids": draft.token_ids,
+                "max_new_tokens": draft.max_new_tokens,
+                "seed": _seed(config.study.seed, purpose, index),
+                "temperature": load.temperature,
+                "top_k": load.top_k,
+                "top_p": load.top_p,
+                "min_p": load.min_p,
+                "repetition_penalty": load.repetition_penalty,
+                "ignore_eos": load.ignore_eos,
+                "arrival_ns": draft.arrival_ns,
+                "document_tokens": document,
+            }
         )
         for index, draft in enumerate(drafts)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from intaglio import sabotage
+from intaglio import config_sabotage
 from intaglio.config import EngineConfig, from_flat
 from intaglio.engine import Engine
 from intaglio.errors import ConfigError
@@ -12,25 +12,25 @@ from intaglio.errors import ConfigError
 
 def test_what_is_injected_overrules_the_configuration_and_nothing_else_moves() -> None:
     config = from_flat({"inject.sabotage": "kv_cache.enabled=false", "scheduler.max_running": 3})
-    real = sabotage.in_force(config)
+    real = config_sabotage.in_force(config)
     assert (config.kv_cache.enabled, real.kv_cache.enabled) == (True, False)
     assert real == from_flat({"kv_cache.enabled": False}, config)
-    assert sabotage.in_force(EngineConfig()) == EngineConfig()
+    assert config_sabotage.in_force(EngineConfig()) == EngineConfig()
 
 
 def test_a_text_is_rendered_as_it_is_read() -> None:
     values = {"scheduler.prefill_chunk": None, "kv_cache.enabled": False, "scheduler.max_running": 1}
-    text = sabotage.render(values)
+    text = config_sabotage.render(values)
     assert text == "kv_cache.enabled=false;scheduler.max_running=1;scheduler.prefill_chunk=null"
     base = from_flat({"scheduler.prefill_chunk": 64, "inject.sabotage": text})
-    real = sabotage.in_force(base)
+    real = config_sabotage.in_force(base)
     assert (real.scheduler.prefill_chunk, real.scheduler.max_running, real.kv_cache.enabled) == (
         None,
         1,
         False,
     )
     with pytest.raises(ConfigError, match="semicolon"):
-        sabotage.render({"model": "a;b"})
+        config_sabotage.render({"model": "a;b"})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_text_is_rendered_as_it_is_read() -> None:
 )
 def test_a_bad_text_names_the_path(text: str) -> None:
     with pytest.raises(ConfigError, match=r"inject\.sabotage") as caught:
-        sabotage.in_force(from_flat({"inject.sabotage": text}))
+        config_sabotage.in_force(from_flat({"inject.sabotage": text}))
     assert caught.value.field == "inject.sabotage"
 
 

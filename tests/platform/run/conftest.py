@@ -54,7 +54,8 @@ guardrails:
     better: lower
     predict: kv_bytes
     reason: its own bytes
-study: {blocks: 2, seed: 5, slowed_delay_us: 1000, equivalence_requests: 2, run_deadline_s: 60.0, attempts: 2}
+study: {blocks: 2, seed: 5, slowed_delay_us: 1000, equivalence_requests: 2, run_deadline_s: 60.0, attempts: 2,
+  probes: false}
 """
 
 
