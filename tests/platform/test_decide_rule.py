@@ -214,7 +214,9 @@ def test_the_three_questions_are_answered(good: Judged) -> None:
     assert cost["not_measured"]
     back = answers["stop_and_rollback"]
     assert back["configuration"] == [{"path": "engine.kv_cache.enabled", "from": True, "to": False}]
-    assert "kv_cache.enabled=false" in back["command"]
+    assert back["command"] == "counterproof rollback kv_cache"
+    assert "kv_cache.enabled=false" in back["by_hand"]
+    assert back["drill_command"] == f"counterproof drill {good[0]['study']}"
     assert len(back["triggers"]) == len(good[0]["guardrails"])
     assert all(t["condition"] and t["window"] and t["action"] for t in back["triggers"])
     assert back["reversal"] and back["expires_utc"]

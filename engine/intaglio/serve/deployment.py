@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable
 
-from intaglio.config import EngineConfig, Scalar, flatten
+from intaglio.config import EngineConfig, Scalar
+from intaglio.config_identity import fingerprint
 from intaglio.engine import Engine
 from intaglio.serve.driver import EngineDriver
 from intaglio.serve.places import Places
@@ -24,8 +23,7 @@ class Deployment:
         self.engine = factory(config)
         self.driver = EngineDriver(self.engine)
         self.places: Places = Places(config.scheduler.max_running, max_queue)
-        text = json.dumps(flatten(config), sort_keys=True, separators=(",", ":"))
-        self.fingerprint: str = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.fingerprint: str = fingerprint(config)
         self._effective: dict[str, Scalar] | None = None
 
     async def effective(self) -> dict[str, Scalar]:

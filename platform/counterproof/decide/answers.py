@@ -167,15 +167,24 @@ def stop_and_rollback(
     drill = context.get("drill") or {}
     model = comparison["scope"].get("model") or "MODEL"
     overrides = " ".join(f"{b['path'].removeprefix('engine.')}={_scalar(b['to'])}" for b in back)
+    scope = plan["experiment"]
     return {
         "configuration": back,
-        "command": f"intaglio generate --model {model} --prompt TEXT {overrides}" if back else "",
+        "command": f"counterproof rollback {scope}" if back else "",
+        "by_hand": f"intaglio serve --model {model} {overrides}" if back else "",
+        "promote_command": f"counterproof promote {plan['study']} --scope {scope}" if back else "",
+        "drill_command": f"counterproof drill {plan['study']}" if back else "",
+        "state_command": f"counterproof deployments {scope}" if back else "",
         "verify_command": f"counterproof run {plan['experiment']}",
         "triggers": [_trigger(comparison, rail) for rail in rails],
         "drill": {
             "done": bool(drill.get("passed")),
             "seconds": drill.get("seconds"),
-            "reason": "" if drill.get("passed") else "no rollback drill is recorded for this build",
+            "age_days": drill.get("age_days"),
+            "latency": drill.get("latency"),
+            "reason": ""
+            if drill.get("passed")
+            else drill.get("reason") or "no rollback drill is recorded for this build",
         },
         "reversal": reversal,
         "expires_utc": expires,

@@ -25,6 +25,7 @@ class Judgement:
 
 def evaluate(paths: StudyPaths) -> Judgement:
     """Compare and decide without writing anything. Raises EvidenceError when a record was tampered with."""
+    from counterproof.decide.deploy.context import context_of
     from counterproof.decide.rule import decide
     from counterproof.measure.compare import compare
     from counterproof.measure.load import load_study
@@ -32,7 +33,12 @@ def evaluate(paths: StudyPaths) -> Judgement:
     study = load_study(paths.folder)
     comparison = compare(study)
     sealed = [e["time_utc"] for e in study.verified.journal if e["kind"] == "run_sealed"]
-    context = {"now_utc": now_utc(), "evidence_utc": max(sealed, default=study.plan["created_utc"])}
+    now = now_utc()
+    context = {
+        "now_utc": now,
+        "evidence_utc": max(sealed, default=study.plan["created_utc"]),
+        **context_of(paths, study.plan, study.verified.plan_sha256, now),
+    }
     return Judgement(comparison, decide(study.plan, comparison, context))
 
 
