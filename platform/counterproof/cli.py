@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from types import FrameType
 
 from counterproof import __version__
-from counterproof.commands import console, doctor, index, inspect, ladder, plugins, study
+from counterproof.commands import (
+    console,
+    deployments,
+    doctor,
+    index,
+    inspect,
+    ladder,
+    plugins,
+    serving,
+    study,
+)
 from counterproof.errors import (
     EXIT_EXECUTION,
     EXIT_INPUT,
@@ -31,7 +41,10 @@ _EPILOG = """examples:
 """
 # Errors of the place that is written to, not of the program.
 _PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-_OWN = ("run", "resume", "step", "list", "show", "diff", "report", "index", "doctor", "models")
+_OWN = (
+    *("run", "resume", "step", "list", "show", "diff", "report", "index", "doctor", "models"),
+    *("promote", "rollback", "deployments", "drill", "serve"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +95,7 @@ def build_parser(*, with_plugins: bool = True) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"counterproof {__version__}")
     subparsers = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    for module in (study, inspect, ladder, index, doctor):
+    for module in (study, inspect, ladder, deployments, serving, index, doctor):
         module.add_parsers(subparsers)
     from intaglio.models.commands import register as register_models
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterproof.errors import CounterproofError, EvidenceError
-from counterproof.record import duckdb_view, mlflow_view
+from counterproof.record import duckdb_view, mlflow_deployments, mlflow_view
 from counterproof.record.journal import Journal
 from counterproof.record.lock import FileLock
 from counterproof.record.store import Store, StudyPaths
@@ -53,11 +53,23 @@ def rebuild(store: Store) -> Rebuilt:
         tracker = mlflow_view.Tracker.open(store)
         try:
             mlflow_view.rebuild(tracker, store, studies)
-            outcome = f"{len(studies)} studies in {tracker.uri}"
+            scopes = mlflow_deployments.mirror(tracker, store)
+            outcome = f"{len(studies)} studies and {len(scopes)} scopes in {tracker.uri}"
         except Exception as error:
             # As above: an unreachable tracker must not keep the DuckDB view from being rebuilt.
             outcome = f"not rebuilt: {type(error).__name__}: {error}"
     return Rebuilt(tuple(study.paths.name for study in studies), tuple(refused), outcome)
+
+
+def refresh_deployments(store: Store) -> list[str]:
+    """Mirror the ledger of deployments in MLflow. Returns what went wrong; never raises for the view."""
+    try:
+        with _lock(store):
+            mlflow_deployments.mirror(mlflow_view.Tracker.open(store), store)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return [f"MLflow does not show the change yet ({reason}); later: counterproof index rebuild"]
+    return []
 
 
 def _verified(store: Store) -> tuple[list[VerifiedStudy], list[tuple[str, str]]]:
