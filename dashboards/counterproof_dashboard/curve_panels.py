@@ -125,13 +125,21 @@ def configuration(study: Study) -> None:
     kinds = {
         "effective": "What the engine says it really ran",
         "environment": "Environment",
-        "counters": "Work done, by the engine's counters",
     }
     for kind, label in kinds.items():
         found = differences.recorded_differences(study, kind)
         if found:
             with st.expander(f"{label}: {count(len(found), 'difference')}"):
                 _differences(found)
+    work_done(study)
+
+
+def work_done(study: Study) -> None:
+    """Work counters that differ between the arms in every block, and in no repetition of the baseline."""
+    found = differences.recorded_differences(study, "counters")
+    if found:
+        with st.expander(f"Work done, by the engine's counters: {count(len(found), 'difference')}"):
+            _differences(found)
 
 
 def _differences(leaves: Sequence[Difference]) -> None:

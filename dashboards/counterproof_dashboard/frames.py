@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from counterproof_dashboard import charts, findings
+from counterproof_dashboard import charts, findings, marks
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.findings import GUARDRAIL, PRIMARY, REPORTED, Effect
 from counterproof_dashboard.text import (
@@ -41,7 +41,7 @@ def forest_frame(studies: Sequence[Study], *, registered: bool = True) -> pd.Dat
     for place in sorted(names, key=lambda name: name[:2]):
         for study, effect in keyed:
             if effect.name == place[2]:
-                lines.append(_forest_row(effect, study.name if several else ""))
+                lines.append(_forest_row(effect, f"{study.name}{marks.label(study)}" if several else ""))
     return pd.DataFrame(lines, columns=list(charts.FOREST_COLUMNS))
 
 
@@ -113,13 +113,14 @@ def cost_table(study: Study) -> pd.DataFrame:
         (findings.text(cell.get("stage")), findings.text(cell.get("resource"))): _cell(cell) for cell in cells
     }
     lines = [
-        {"Stage": visible(stage), **{_heading(r): found.get((stage, r), NOT_RECORDED) for r in resources}}
+        {"Stage": visible(stage), **{heading(r): found.get((stage, r), NOT_RECORDED) for r in resources}}
         for stage in stages
     ]
     return pd.DataFrame(lines)
 
 
-def _heading(resource: str) -> str:
+def heading(resource: str) -> str:
+    """A resource of the matrix as a column's heading."""
     return visible(resource.replace("_", " ").capitalize())
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from counterproof_dashboard import data, findings, headline
+from counterproof_dashboard import data, findings, headline, marks
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import NOT_RECORDED, age, count, interval, ratio, visible, when
 from counterproof_dashboard.words import STATUS_WORDS
@@ -75,7 +75,9 @@ def kind(study: Study) -> str:
     if study.plan.get("calibration") is True:
         return "calibration"
     exploratory = findings.flag(study.plan.get("exploratory"))
-    return {True: "exploratory", False: "registered", None: NOT_RECORDED}[exploratory]
+    word = {True: "exploratory", False: "registered", None: NOT_RECORDED}[exploratory]
+    called = marks.extensions(study)
+    return f"{word}, extended to {called[-1].blocks or NOT_RECORDED} blocks" if called else word
 
 
 def summary(studies: Sequence[Study]) -> str:

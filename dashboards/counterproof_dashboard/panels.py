@@ -12,20 +12,18 @@ import pandas as pd
 import streamlit as st
 
 from counterproof.record.store import Store
-from counterproof_dashboard import charts, data, findings, frames, headline, overview, theme
+from counterproof_dashboard import charts, data, findings, frames, guardrails, headline, marks, theme
+from counterproof_dashboard import cost as costs
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import (
     NOT_RECORDED,
     count,
     day,
-    interval,
     number,
-    percent,
     plain,
-    ratio,
     visible,
 )
-from counterproof_dashboard.words import check_name, metric_name
+from counterproof_dashboard.words import check_name
 
 FIRST_STUDY = "counterproof run kv_cache"
 
@@ -69,12 +67,19 @@ def opening(study: Study) -> None:
     box = {headline.GOOD: st.success, headline.BAD: st.error, headline.NEUTRAL: st.info}[said.tone]
     box(f"**{plain(said.sentence)}** {plain(said.detail)}".strip())
     lines = [f"**Decision:** {plain(headline.decided(study))}"] if study.status != data.RUNNING else []
-    if study.plan.get("exploratory") is True:
-        lines.append("Exploratory: this study can never be a claim.")
+    # The headline has said already that the evidence is invalid, and why.
+    lines += [plain(mark.sentence) for mark in marks.marks(study) if mark.word != marks.INVALID]
     lines.append(plain(counts(study)) + ".")
     st.markdown("  \n".join(lines))
     for problem in study.problems:
         st.warning(plain(problem))
+
+
+def unusual(study: Study) -> None:
+    """What limits the study's word, said on every page that shows its numbers."""
+    for mark in marks.marks(study):
+        box = st.error if mark.word == marks.INVALID else st.info
+        box(f"**{plain(mark.word)}**: {plain(mark.sentence)}")
 
 
 def answers(study: Study) -> None:
@@ -196,12 +201,20 @@ def stages(study: Study) -> None:
 
 def cost(study: Study) -> None:
     """The stage by resource matrix."""
-    frame = frames.cost_table(study)
+    frame = costs.table(study)
     if frame.empty:
         st.info("The cost matrix is not recorded.")
         return
-    st.dataframe(frame, hide_index=True)
-    st.caption("Baseline → candidate (ratio). `not measured` is an answer: no cell is left blank or guessed.")
+    styles = costs.styles(study, mode())
+    st.dataframe(frame.style.apply(lambda _: styles, axis=None), hide_index=True)
+    st.caption(
+        "Baseline → candidate (ratio); coloured where the interval leaves no doubt that it got better or worse. "
+        "`not measured` is an answer: no cell is left blank or guessed."
+    )
+    silent = costs.silences(study)
+    if not silent.empty:
+        with st.expander(f"Why {count(len(silent), 'cell was', 'cells were')} not measured"):
+            st.dataframe(silent, hide_index=True)
 
 
 def tables(study: Study) -> None:
@@ -219,28 +232,14 @@ def tables(study: Study) -> None:
     ]
     _table(rows, "No validity check is recorded.")
     st.subheader("Did anything get worse?", anchor=False)
-    _table(
-        [_guardrail(row) for row in findings.rows(study.decision.get("guardrails"))],
-        "No guardrail is recorded.",
-    )
+    _table(_escaped(guardrails.rows(study)), "No guardrail is recorded.")
+    if quality := guardrails.quality_rows(study):
+        st.subheader("How far did the outputs move?", anchor=False)
+        _table(_escaped(quality), "")
 
 
-def _guardrail(row: dict[str, object]) -> dict[str, str]:
-    marks = {"PASS": "✓\u00a0PASS", "HARM": "✗\u00a0HARM", "UNPROVEN": "?\u00a0UNPROVEN"}
-    low, high, found = number(row.get("ci_low")), number(row.get("ci_high")), number(row.get("ratio"))
-    # An exact guardrail counts; where it has no ratio there is nothing that could have been recorded.
-    none = overview.NOTHING if row.get("kind") == "exact" and found is None else NOT_RECORDED
-    status = findings.text(row.get("status"))
-    return {
-        "Guardrail": plain(
-            metric_name(findings.text(row.get("metric")), findings.text(row.get("statistic")))
-        ),
-        "Result": marks.get(status, plain(status or NOT_RECORDED)),
-        "Ratio": plain(ratio(found)) if found is not None else none,
-        "95 % interval": plain(interval(low, high)) if found is not None else none,
-        "Margin": plain(percent(number(row.get("margin")))),
-        "Why": plain(findings.text(row.get("reason"))),
-    }
+def _escaped(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{key: plain(value) for key, value in row.items()} for row in rows]
 
 
 def _table(rows: list[dict[str, str]], otherwise: str) -> None:

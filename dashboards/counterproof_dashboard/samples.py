@@ -81,12 +81,12 @@ def latency_samples(study: Study, metric: str) -> tuple[pd.DataFrame, list[ArmCo
 
 
 def _run_values(run: Run, metric: str) -> NDArray[np.float64] | None:
-    requests = _columns(run.folder / "requests.parquet", _REQUEST_COLUMNS)
+    requests = read_columns(run.folder / "requests.parquet", _REQUEST_COLUMNS)
     if requests is None:
         return None
     if metric != "itl_ms":
         return latency.samples(requests, metric)
-    tokens = _columns(run.folder / "tokens.parquet", ("request_index", "token_index", "time_ns"))
+    tokens = read_columns(run.folder / "tokens.parquet", ("request_index", "token_index", "time_ns"))
     if tokens is None:
         return None
     return latency.token_gaps(
@@ -94,7 +94,7 @@ def _run_values(run: Run, metric: str) -> NDArray[np.float64] | None:
     )
 
 
-def _columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
+def read_columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
     """The columns, or None where the file or one of the columns is not there: "not recorded", never 0."""
     try:
         table = pq.read_table(path, columns=list(columns))
@@ -114,7 +114,7 @@ def memory_timelines(study: Study, column: str, source: str) -> tuple[pd.DataFra
     parts: list[pd.DataFrame] = []
     absent: list[str] = []
     for run in study.sealed():
-        frame = _columns(run.folder / "resources.parquet", ("time_ns", "source", column))
+        frame = read_columns(run.folder / "resources.parquet", ("time_ns", "source", column))
         rows = None if frame is None else frame[(frame["source"] == source) & frame[column].notna()]
         if frame is None or rows is None or not len(rows):
             absent.append(run.name)
@@ -124,3 +124,16 @@ def memory_timelines(study: Study, column: str, source: str) -> tuple[pd.DataFra
         parts.append(points.assign(arm=run.arm, run=run.name))
     result = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(TIMELINE_COLUMNS))
     return result[list(TIMELINE_COLUMNS)], absent
+
+
+def run_line(run: Run, column: str, source: str, unit: float = 1.0) -> pd.DataFrame:
+    """`column` of one run from samples of `source`, divided by `unit`, over the seconds since its first sample.
+
+    Columns seconds and value, at most 513 points (the highest of each time bin); empty where it was not recorded.
+    """
+    frame = read_columns(run.folder / "resources.parquet", ("time_ns", "source", column))
+    if frame is None:
+        return pd.DataFrame(columns=["seconds", "value"])
+    rows = frame[(frame["source"] == source) & frame[column].notna()]
+    seconds = (rows["time_ns"] - frame["time_ns"].min()).to_numpy(float) / 1e9
+    return timeline_points(seconds, rows[column].to_numpy(float) / unit)

@@ -6,7 +6,7 @@ stays distinct for all common kinds of colour blindness; shapes and words repeat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import altair as alt
@@ -37,6 +37,21 @@ _BANDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         DARK: {"margin": "#B5622F", "noise": "#64748B", "rule": "#D5DAE3"},
     }
 )
+# Paul Tol's muted colours: told apart by all common kinds of colour blindness, and none is an arm's.
+_STAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "input": "#999933",
+        "state": "#AA4499",
+        "compute: prefill": "#117733",
+        "compute: decode": "#44AA99",
+        "compute: draft": "#882255",
+        "compute: verify": "#CC6677",
+        "output": "#DDCC77",
+    }
+)
+_OTHER_STAGE = "#8C8C8C"
+PHASE_ORDER = ("prefill", "decode", "prefill and decode in one step", "draft", "verify")
+_PHASES = ("#117733", "#88CCEE", "#DDCC77", "#882255", "#CC6677")
 
 
 def _mode(mode: str) -> str:
@@ -72,6 +87,22 @@ def verdict_shapes() -> alt.Scale:
 def band(name: str, mode: str = LIGHT) -> str:
     """The colour of the margin band, the noise band or a reference rule."""
     return _BANDS[_mode(mode)][name]
+
+
+def stage_place(name: str) -> int:
+    """Where a stage stands in a stacked bar: the order in which a request passes them, unknown ones last."""
+    return list(_STAGES).index(name) if name in _STAGES else len(_STAGES)
+
+
+def stage_scale(names: Iterable[str]) -> alt.Scale:
+    """The colour scale over all known stages and those of `names`; a stage keeps its colour everywhere."""
+    found = [*_STAGES, *sorted({name for name in names if name not in _STAGES})]
+    return alt.Scale(domain=found, range=[_STAGES.get(name, _OTHER_STAGE) for name in found])
+
+
+def phase_scale() -> alt.Scale:
+    """The colour scale over the phases of a run."""
+    return alt.Scale(domain=list(PHASE_ORDER), range=list(_PHASES))
 
 
 def titled(text: str, subtitle: list[str], mode: str = LIGHT) -> alt.TitleParams:

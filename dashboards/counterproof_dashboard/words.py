@@ -22,6 +22,12 @@ METRIC_NAMES: Mapping[str, str] = MappingProxyType(
         "weight_bytes": "Weight bytes",
         "tokens_computed": "Tokens computed",
         "outputs": "Outputs, token by token",
+        "quality_kl_mean": "Divergence from the baseline (KL), mean",
+        "quality_kl_p99": "Divergence from the baseline (KL), p99",
+        "quality_top1": "Agreement of the best token",
+        "quality_max_dlogit": "Largest change of a logit",
+        "quality_ppl_ratio": "Perplexity of held-out text, over the baseline's",
+        "quality_batch_dlogit": "Change of a logit by the company of other requests",
     }
 )
 METRIC_HELP: Mapping[str, str] = MappingProxyType(
@@ -32,6 +38,16 @@ METRIC_HELP: Mapping[str, str] = MappingProxyType(
         "itl_ms": "Time between one token and the next, from the engine's own stamps.",
         "service_ms": "From the moment a request was sent until it was done; waiting in the client is left out.",
         "client_queue_ms": "From the moment a request was scheduled until the client sent it.",
+    }
+)
+RESOURCE_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "time_p50": "Time, p50",
+        "time_p99": "Time, p99",
+        "memory": "Memory",
+        "bytes_moved": "Bytes moved",
+        "quality": "Quality",
+        "startup": "Start-up",
     }
 )
 CHECK_NAMES: Mapping[str, str] = MappingProxyType(

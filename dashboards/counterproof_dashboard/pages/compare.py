@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import streamlit as st
 
-from counterproof_dashboard import cache, curve_panels, data, panels
+from counterproof_dashboard import cache, curve_panels, data, marks, panels, selection
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.text import count, plain
-
-EXPERIMENTS = "pages/experiments.py"
 
 
 def page() -> None:
@@ -24,7 +20,7 @@ def page() -> None:
         return
     unknown = [name for name in asked if name not in names]
     if unknown:
-        _dead_link(unknown)
+        selection.dead_link("Compare", unknown)
     _choose(names, asked)
     if not asked:
         st.title("Compare", anchor=False)
@@ -45,21 +41,6 @@ def page() -> None:
         _several(believed)
 
 
-def _dead_link(unknown: Sequence[str]) -> None:
-    """Never show another study instead: say what is missing and stop."""
-    st.title("Compare", anchor=False)
-    for name in unknown:
-        st.error(
-            f"There is no study **{plain(name)}** in {plain(data.store_of().root)}.",
-            icon=":material/link_off:",
-        )
-    st.markdown(
-        "It may have been deleted, or the link was made for another store. Nothing else is shown instead."
-    )
-    st.page_link(EXPERIMENTS, label="See all studies", icon=":material/list_alt:")
-    st.stop()
-
-
 def _choose(names: list[str], asked: list[str]) -> None:
     with st.expander("Choose studies", expanded=not asked, icon=":material/checklist:"):
         # The key follows the link, so that a new link is never overruled by an older choice.
@@ -77,6 +58,7 @@ def _choose(names: list[str], asked: list[str]) -> None:
 
 def _one(study: Study) -> None:
     st.title(plain(study.name), anchor=False)
+    selection.links(study.name, "pages/compare.py")
     panels.opening(study)
     _details(study)
 
@@ -84,7 +66,7 @@ def _one(study: Study) -> None:
 def _several(studies: list[Study]) -> None:
     st.title(f"{count(len(studies), 'study', 'studies')} side by side", anchor=False)
     for study in studies:
-        st.subheader(plain(study.name), anchor=False)
+        st.subheader(plain(f"{study.name}{marks.label(study)}"), anchor=False)
         panels.opening(study)
     compared = [study for study in studies if study.compared]
     if compared:

@@ -65,7 +65,10 @@ def _table(studies: list[Study]) -> None:
             "verdict": st.column_config.TextColumn("Verdict"),
             "decision": st.column_config.TextColumn("Decision"),
             "age": st.column_config.TextColumn("Age"),
-            "kind": st.column_config.TextColumn("Kind", help="Only a registered study can ever make a claim"),
+            "kind": st.column_config.TextColumn(
+                "Kind",
+                help="Only a registered study can ever make a claim. Extended: reserve blocks were called up, as registered",
+            ),
         },
     )
     picked = [studies[row].name for row in chosen.selection.rows if row < len(studies)]

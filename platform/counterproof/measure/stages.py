@@ -71,8 +71,13 @@ def waterfall(study: StudyData) -> dict[str, Any]:
 
 def stage_means(run: RunData) -> pd.Series[float]:
     """Mean wall time in ms per successful request, indexed by (stage, phase)."""
-    ok = run.requests.loc[run.requests["status"] == "ok", "request_index"]
-    kept = run.stages[run.stages["request_index"].isin(ok)]
+    return mean_times(run.requests, run.stages)
+
+
+def mean_times(requests: pd.DataFrame, stages: pd.DataFrame) -> pd.Series[float]:
+    """`stage_means` of a run's two tables."""
+    ok = requests.loc[requests["status"] == "ok", "request_index"]
+    kept = stages[stages["request_index"].isin(ok)]
     sums = kept.groupby(["stage", "phase"])["wall_ns"].sum() / 1e6
     return sums / max(len(ok), 1)
 
