@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -52,8 +53,12 @@ class RaySite:
         return str(self._facts["machine"])
 
     def common(self, target: str, engine: EngineConfig) -> dict[str, Any]:
-        """Asked anew for each run: the code there could have been changed since the last one."""
-        answer = self._call(SURVEY_SECONDS, ray_node.survey, target, dict(flatten(engine)))
+        """Asked anew for each run: the code there could have been changed since the last one. Raises SetupError."""
+        try:
+            answer = self.ask(SURVEY_SECONDS, ray_node.survey, target, dict(flatten(engine)))
+        except ExecutionError as error:
+            # No run has begun, so there is none to be repeated.
+            raise SetupError(str(error)) from None
         if "error" in answer:
             raise SetupError(f"node {self.node} cannot measure: {answer['error']}")
         common: dict[str, Any] = answer["common"]
@@ -74,7 +79,7 @@ class RaySite:
         del progress
         fields, files = ray_node.request_files(spec)
         limit = deadline_s + WAIT_SECONDS + MARGIN_SECONDS
-        answer = self._call(limit, ray_node.measure, fields, files, dataclasses.asdict(threads), deadline_s)
+        answer = self.ask(limit, ray_node.measure, fields, files, dataclasses.asdict(threads), deadline_s)
         unpack(Path(spec.folder), answer["files"], answer["sha256"])
         if answer["error"] is not None:
             raise _error(answer["error"])
@@ -82,22 +87,26 @@ class RaySite:
     def cancel(self) -> None:
         self._cancelled.set()
 
-    def _call(
+    def ask(
         self, limit_s: float, function: Callable[..., dict[str, Any]], *arguments: Any
     ) -> dict[str, Any]:
+        """Call a function of `ray_node` there. Raises ExecutionError when no answer comes."""
         import ray
 
         if self._cancelled.is_set():
             raise KeyboardInterrupt
         reference = _remote(self.node, function).remote(*arguments)
         deadline = time.monotonic() + limit_s
-        while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
-            if self._cancelled.is_set():
-                ray.cancel(reference, force=True)
-                raise KeyboardInterrupt
-            if time.monotonic() > deadline:
-                ray.cancel(reference, force=True)
-                raise ExecutionError(f"node {self.node} did not answer within {limit_s:g} s")
+        try:
+            while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
+                if self._cancelled.is_set():
+                    raise KeyboardInterrupt
+                if time.monotonic() > deadline:
+                    raise ExecutionError(f"node {self.node} did not answer within {limit_s:g} s")
+        except BaseException:
+            # Ends the worker there, and with it the processes that measure.
+            ray.cancel(reference, force=True)
+            raise
         try:
             answer: dict[str, Any] = ray.get(reference)
         except ray.exceptions.RayError as error:
@@ -158,8 +167,11 @@ def _connected() -> Iterator[list[str]]:
     own = not ray.is_initialized()
     if own:
         address = os.environ.get("RAY_ADDRESS") or "auto"
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            # Ray would leave at once where the harness first ends and accounts for what is going on.
+            signal.signal(signal.SIGTERM, handler)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise SetupError(
                 f"no Ray cluster can be reached: {_first_line(error)}",
@@ -178,7 +190,7 @@ def _admit(
     """The node's site, or why there is none."""
     asking = RaySite(node, {"machine": ""})
     try:
-        facts = asking._call(SURVEY_SECONDS, ray_node.survey, plan["target"], dict(flatten(engine)))
+        facts = asking.ask(SURVEY_SECONDS, ray_node.survey, plan["target"], dict(flatten(engine)))
     except ExecutionError as error:
         return None, str(error), []
     if "error" in facts:
