@@ -87,9 +87,7 @@ class RaySite:
     def cancel(self) -> None:
         self._cancelled.set()
 
-    def ask(
-        self, limit_s: float, function: Callable[..., dict[str, Any]], *arguments: Any
-    ) -> dict[str, Any]:
+    def ask(self, limit_s: float, function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
         """Call a function of `ray_node` there. Raises ExecutionError when no answer comes."""
         import ray
 
