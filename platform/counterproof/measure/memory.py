@@ -2,7 +2,8 @@
 
 Prediction: at each gauge row every request in flight holds the KV of its prompt and of every output token but the
 newest (whose KV is written by the next step), rounded up to whole blocks, at `bytes per token` = 2 x layers x
-KV heads x head size x bytes of the format, as the engine's effective configuration states it.
+KV heads x head size x bytes of the format, as the engine's effective configuration states it. Documents that a
+context cache keeps are there once, whether or not a request reads them, and not in the requests that do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def predicted_kv_peak(run: RunData) -> tuple[int | None, str]:
     if ok.empty or run.tokens.empty:
         return None, "no request succeeded"
     times = np.unique(run.tokens["time_ns"].dropna().to_numpy(dtype=np.int64))
-    held = np.zeros(times.size, dtype=np.int64)
+    kept = sum(event["kept_tokens"] for event in run.events if event.get("kind") == "contexts")
+    held = np.full(times.size, kept, dtype=np.int64)
     stamps = {int(str(i)): part["time_ns"].to_numpy(dtype=np.int64) for i, part in _groups(run.tokens)}
     for row in ok.itertuples():
         emitted = stamps.get(int(str(row.request_index)))
@@ -38,7 +40,8 @@ def predicted_kv_peak(run: RunData) -> tuple[int | None, str]:
         count = np.searchsorted(emitted, times, side="right")
         tokens = int(str(row.prompt_tokens)) + count - 1
         live = (count > 0) & (times <= int(str(row.done_ns)))
-        held += np.where(live, -(-tokens // block) * block, 0)
+        shared = int(str(row.cached_tokens)) if kept else 0
+        held += np.where(live, -(-tokens // block) * block - shared, 0)
     return int(held.max()) * per_token, ""
 
 

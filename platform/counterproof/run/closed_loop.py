@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from counterproof.run.targets.protocol import (
+    DocumentTarget,
     Output,
     Readings,
     RefusedRequestError,
@@ -85,9 +86,10 @@ class ClosedLoop:
 
     def run(self) -> LoadRows:
         """Send everything and wait for the end. Whatever the target raises goes through."""
-        # A request is scheduled for the moment at which its slot became free, not when it could be sent.
-        self._begin()
+        # A request is scheduled for the moment at which its slot became free, not when it could be sent. Documents
+        # that the target is given before are part of the load: the first requests wait for them.
         free = deque([self._now()] * self._slots)
+        self._begin()
         steps = 0
         while self._waiting or self._live:
             while self._waiting and free:
@@ -107,6 +109,8 @@ class ClosedLoop:
 
     def _begin(self) -> None:
         self.wall_ns, self.cpu_ns = -time.perf_counter_ns(), -time.process_time_ns()
+        if isinstance(self._target, DocumentTarget):
+            self._target.keep_documents(tuple(self._waiting))
 
     def _end(self) -> LoadRows:
         self.wall_ns += time.perf_counter_ns()

@@ -31,6 +31,8 @@ SCHEMA = pa.schema(
         ("arrival_ns", pa.int64()),  # after the start of the load; NULL in a closed loop
     ]
 )
+# Only in workloads that have documents, so that all others keep their files and their identity.
+DOCUMENT = pa.field("document_tokens", pa.int32())
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,18 @@ class SealedRequest:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in row.items()}
 
 
+@dataclass(frozen=True)
+class DocumentRequest(SealedRequest):
+    """A request whose first `document_tokens` tokens are a document that others may have too; what follows is its
+    own. A target may keep the document and be sent the rest alone."""
+
+    document_tokens: int = 0
+
+    @property
+    def document(self) -> tuple[int, ...]:
+        return self.token_ids[: self.document_tokens]
+
+
 def sha256(requests: Sequence[SealedRequest]) -> str:
     """Identity of the workload: sha256 over one canonical JSON row a line."""
     return canonical.sha256_bytes(b"".join(canonical.dumps(request.row()) + b"\n" for request in requests))
@@ -64,7 +78,9 @@ def sha256(requests: Sequence[SealedRequest]) -> str:
 
 def write(path: Path, requests: Sequence[SealedRequest]) -> str:
     """Write the requests as Parquet; returns their identity (not the file's hash)."""
-    table = pa.Table.from_pylist([request.row() for request in requests], schema=SCHEMA)
+    documents = any(isinstance(request, DocumentRequest) for request in requests)
+    schema = SCHEMA.append(DOCUMENT) if documents else SCHEMA
+    table = pa.Table.from_pylist([request.row() for request in requests], schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, compression="zstd")
     return sha256(requests)
@@ -76,7 +92,7 @@ def read(path: Path, expected_sha256: str | None = None) -> list[SealedRequest]:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise EvidenceError(f"the workload {path.name} cannot be read: {error}") from None
-    if table.schema.names != SCHEMA.names:
+    if table.schema.names not in (SCHEMA.names, [*SCHEMA.names, DOCUMENT.name]):
         raise EvidenceError(
             f"the workload {path.name} has columns {table.schema.names}, not those of its schema"
         )
@@ -95,4 +111,17 @@ def _request(row: dict[str, Any]) -> SealedRequest:
     values: dict[str, Any] = {}
     for key, value in row.items():
         values[key] = tuple(value) if isinstance(value, list) else value
-    return SealedRequest(**values)
+    return request_of(values)
+
+
+def request_of(values: dict[str, Any]) -> SealedRequest:
+    """The request of one row, with tuples for lists. Raises EvidenceError for a document that cannot be."""
+    document = values.get(DOCUMENT.name)
+    if document is None:
+        return SealedRequest(**{key: value for key, value in values.items() if key != DOCUMENT.name})
+    if not 0 < document < len(values["token_ids"]):
+        raise EvidenceError(
+            f"request {values['request_index']} of {len(values['token_ids'])} tokens cannot begin with a document "
+            f"of {document}: at least one token has to follow it"
+        )
+    return DocumentRequest(**values)

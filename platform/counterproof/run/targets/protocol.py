@@ -125,6 +125,14 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class DocumentTarget(Protocol):
+    """A target that can keep documents, so that requests name them instead of carrying their text."""
+
+    def keep_documents(self, requests: Sequence[SealedRequest]) -> None:
+        """Keep the documents of these requests, once each, and let go of all others; nothing where this is off."""
+
+
+@runtime_checkable
 class RemoteTarget(Target, Protocol):
     """A server: the client waits for bytes instead of computing, and an answer comes in chunks."""
 
