@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import os
 import signal
 import sys
@@ -12,17 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from counterproof import __version__
-from counterproof.commands import (
-    console,
-    deployments,
-    doctor,
-    index,
-    inspect,
-    ladder,
-    plugins,
-    serving,
-    study,
-)
+from counterproof.commands import console, plugins
 from counterproof.errors import (
     EXIT_EXECUTION,
     EXIT_INPUT,
@@ -41,10 +32,19 @@ _EPILOG = """examples:
 """
 # Errors of the place that is written to, not of the program.
 _PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-_OWN = (
-    *("run", "resume", "step", "list", "show", "diff", "report", "index", "doctor", "models"),
-    *("promote", "rollback", "deployments", "drill", "serve"),
-)
+# Which module of `commands` has which of them. Only the one that is asked for is imported: some are slow to.
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    "study": ("run", "resume", "step"),
+    "listing": ("list",),
+    "inspect": ("show", "diff", "report"),
+    "ladder": ("ladder",),
+    "faults": ("faults",),
+    "deployments": ("promote", "rollback", "deployments", "drill"),
+    "serving": ("serve",),
+    "index": ("index",),
+    "doctor": ("doctor",),
+}
+_MODELS = "models"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,8 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_EXECUTION
 
 
-def build_parser(*, with_plugins: bool = True) -> argparse.ArgumentParser:
-    """The whole command line. Plug-ins may be left out where they are not needed, for a faster start."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line, plug-ins included; for a command of our own, as much of it as that one needs."""
+    own = command == _MODELS or any(command in names for names in _COMMANDS.values())
     parser = argparse.ArgumentParser(
         prog="counterproof",
         description="Turn 'this change made inference faster' into evidence that somebody else can try to break.",
@@ -95,19 +96,20 @@ def build_parser(*, with_plugins: bool = True) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"counterproof {__version__}")
     subparsers = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    for module in (study, inspect, ladder, deployments, serving, index, doctor):
-        module.add_parsers(subparsers)
-    from intaglio.models.commands import register as register_models
+    for module, names in _COMMANDS.items():
+        if not own or command in names:
+            importlib.import_module(f"counterproof.commands.{module}").add_parsers(subparsers)
+    if not own or command == _MODELS:
+        from intaglio.models.commands import register as register_models
 
-    register_models(subparsers)
-    if with_plugins:
+        register_models(subparsers)
+    if not own:
         plugins.register(subparsers)
     return parser
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    own = bool(arguments) and arguments[0] in _OWN
-    parser = build_parser(with_plugins=not own)
+    parser = build_parser(arguments[0] if arguments else None)
     args, rest = parser.parse_known_args(arguments)
     if rest:
         # Overrides may also follow options: run kv_cache --blocks 8 workload.requests=22

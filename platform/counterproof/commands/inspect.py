@@ -1,4 +1,4 @@
-"""`list`, `show`, `diff` and `report`: commands that read records and measure nothing."""
+"""`show`, `diff` and `report`: commands that read records and measure nothing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import yaml
 
 from counterproof.commands import console, outcome
 from counterproof.decide.headline import headline
-from counterproof.errors import EXIT_AGAINST, EXIT_OK, CounterproofError, InputError, did_you_mean
+from counterproof.errors import EXIT_AGAINST, EXIT_OK, InputError, did_you_mean
 from counterproof.record import canonical
 from counterproof.record.difference import Difference, differences
 from counterproof.record.store import RunKey, StudyPaths, open_store
-from counterproof.record.verify import SealedRun, VerifiedStudy, check_outcome, verify_plan, verify_study
+from counterproof.record.verify import SealedRun, VerifiedStudy, verify_study
 from counterproof.run import judge, places
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the commands of this module."""
-    listing = subparsers.add_parser("list", help="all studies, with progress and decision")
-    listing.set_defaults(func=_list)
     show = subparsers.add_parser(
         "show",
         help="one study, or one run of it",
@@ -51,33 +49,6 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
     report.add_argument("study")
     report.add_argument("--open", action="store_true", help="open it in a browser")
     report.set_defaults(func=_report)
-
-
-def _list(_args: argparse.Namespace) -> int:
-    rows = [_row(StudyPaths(folder)) for folder in open_store().study_folders()]
-    if not rows:
-        print("no study was recorded yet; start with: counterproof run kv_cache")
-        return EXIT_OK
-    print(console.table(("study", "experiment", "runs", "evidence", "decision", "started"), rows))
-    return EXIT_OK
-
-
-def _row(paths: StudyPaths) -> tuple[str, ...]:
-    try:
-        plan, _, content = verify_plan(paths)
-        events = content.events
-        check_outcome(paths, events)
-        total, done = len(places.places(plan, events)), len(places.done(events))
-        valid, decision = "", ""
-        if paths.decision.is_file() and paths.comparison.is_file():
-            valid = "valid" if canonical.read_json(paths.comparison)["valid"] else "invalid"
-            decision = canonical.read_json(paths.decision)["decision"]
-    except CounterproofError as error:
-        return (paths.name, "", "", f"REFUSED: {error}", "", "")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return (paths.name, "", "", f"REFUSED: its files do not have the expected form: {error!r}", "", "")
-    kind = f"{plan['experiment']}{' (exploratory)' if plan['exploratory'] else ''}"
-    return (paths.name, kind, f"{done}/{total}", valid, decision, plan["created_utc"][:16])
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -112,6 +83,7 @@ def _show(args: argparse.Namespace) -> int:
             "stopped_early",
             "extended",
             "view_failed",
+            "node_refused",
         ):
             print(
                 f"  {event['time_utc']} {event['kind']} {event.get('run', '')} {event.get('reason', '')}".rstrip()

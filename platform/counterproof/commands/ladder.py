@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterproof.commands import console
 from counterproof.errors import EXIT_OK, InputError
-from counterproof.measure.ladder import Rung, climb
 from counterproof.record import canonical
 from counterproof.record.store import Store, open_store
 from counterproof.record.verify import verify_study
+
+if TYPE_CHECKING:
+    from counterproof.measure.ladder import Rung
 
 _EXAMPLES = """examples:
   counterproof ladder kv-1 prefix-1
@@ -48,6 +50,8 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def _ladder(args: argparse.Namespace) -> int:
     store = open_store()
+    from counterproof.measure.ladder import climb  # slow to import
+
     found = climb(
         *([_rung(store, name) for name in names] for names in (args.studies, args.without, args.alone))
     )
@@ -78,6 +82,8 @@ def _rung(store: Store, name: str) -> Rung:
         raise InputError(
             f"{name} was not compared yet", details=[f"to go on with it: counterproof resume {name}"]
         )
+    from counterproof.measure.ladder import Rung  # slow to import
+
     return Rung(verified.plan, canonical.read_json(paths.comparison))
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from counterproof.commands import console, plugins
 from counterproof.decide.words import check_words
 from counterproof.errors import EXIT_AGAINST, EXIT_EXECUTION, EXIT_INVALID, EXIT_OK
-from counterproof.measure.compare import primary_key
-from counterproof.record import views
 from counterproof.record.store import Store, StudyPaths
 from counterproof.record.verify import verify_plan
 from counterproof.run.judge import Judgement
@@ -31,6 +29,8 @@ class PacketOutcome:
 
 def refresh_views(store: Store, paths: StudyPaths) -> None:
     """Bring DuckDB and MLflow up to date. A view that fails is told and journalled, and changes no evidence."""
+    from counterproof.record import views  # slow to import
+
     for problem in views.refresh(store, paths):
         console.note(f"warning: {problem}")
 
@@ -100,6 +100,8 @@ def summary(paths: StudyPaths, found: Judgement, packet: PacketOutcome | None) -
 def _effect(
     plan: dict[str, Any], comparison: Mapping[str, Any], decision: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
+    from counterproof.measure.compare import primary_key  # slow to import
+
     entry = comparison["metrics"].get(primary_key(plan))
     name = f"{plan['primary']['metric']} {plan['primary']['statistic']}"
     if entry is None:

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
+import pyarrow as pa
 
-from counterproof.record import atomic, canonical
+from counterproof.record import atomic, canonical, duckdb_rows
 from counterproof.record.schema import TABLES
 from counterproof.record.verify import VerifiedStudy
 
-_TABLES = """
-create table if not exists studies (
-  study varchar, experiment varchar, created_utc varchar, exploratory boolean, calibration boolean,
-  plan_sha256 varchar, code_sha varchar, factor varchar, baseline_value varchar, candidate_value varchar,
-  blocks integer, sealed_runs integer, valid boolean, decision varchar, because varchar);
-create table if not exists runs (
-  study varchar, run varchar, block integer, arm varchar, attempt integer, phase varchar, env_id varchar,
-  workload_sha256 varchar, manifest_sha256 varchar, startup_ms double, counters varchar);
-create table if not exists attempts (study varchar, run varchar, kind varchar, time_utc varchar, reason varchar);
-create table if not exists metrics (
-  study varchar, metric varchar, statistic varchar, unit varchar, arm varchar, block integer, value double,
-  reason varchar);
-create table if not exists effects (
-  study varchar, metric varchar, statistic varchar, arm varchar, ratio double, ci_low double, ci_high double,
-  noise_floor double, mde double, verdict varchar);
-create table if not exists guardrails (
-  study varchar, metric varchar, statistic varchar, kind varchar, margin double, ratio double, ci_low double,
-  ci_high double, status varchar, reason varchar);
-"""
-_PLAIN = ("studies", "runs", "attempts", "metrics", "effects", "guardrails")
-_LOST = ("run_lost", "run_failed", "run_refused")
+# Studies that are loaded with one statement a table: a statement costs milliseconds, a file of it a fraction.
+BATCH = 64
+MEMORY_LIMIT = "1GB"
+_TYPES = {"int32": "integer", "int64": "bigint", "string": "varchar", "double": "double", "bool": "boolean"}
+
+# Gaps are taken within a request only. One run at a time: a window over a whole study would be sorted at once.
+_GAPS = """
+with gaps as (
+  select (time_ns - lag(time_ns) over (partition by request_index order by token_index)) / 1e6 as gap
+  from tokens where study = ? and run = ?)
+select (select count(*) from tokens where study = ? and run = ?), count(gap), avg(gap),
+       quantile_cont(gap, [0.5, 0.95, 0.99]) from gaps where gap is not null"""
+
+
+@dataclass(frozen=True)
+class TokenGaps:
+    """Time between the tokens of a request, over all requests of a run, in milliseconds. Every request counts here,
+    whatever became of it. None: no request had two tokens. Quantiles interpolate linearly."""
+
+    run: str
+    tokens: int
+    gaps: int
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
 
 
 def update(path: Path, study: VerifiedStudy) -> None:
@@ -44,16 +51,16 @@ def update(path: Path, study: VerifiedStudy) -> None:
         shutil.copyfile(path, draft)
     else:
         draft.unlink(missing_ok=True)
-    _write(draft, [study])
+    _write(draft, [study], replace=True)
     os.replace(draft, path)
     atomic.sync_folder(path.parent)
 
 
 def rebuild(path: Path, studies: Iterable[VerifiedStudy]) -> None:
-    """Make the file anew from these studies alone."""
+    """Make the file anew from these studies alone, each of which has a name of its own."""
     draft = _draft(path)
     draft.unlink(missing_ok=True)
-    _write(draft, studies)
+    _write(draft, studies, replace=False)
     os.replace(draft, path)
     atomic.sync_folder(path.parent)
 
@@ -68,123 +75,75 @@ def content_digest(path: Path) -> dict[str, str]:
     return dict(sorted(result.items()))
 
 
+def token_gaps(path: Path, study: str) -> list[TokenGaps]:
+    """The gaps of every timed run of a study, in the order of their names; [] for a study that is not indexed."""
+    found = []
+    with duckdb.connect(str(path), read_only=True, config={"memory_limit": MEMORY_LIMIT}) as connection:
+        query = "select run from runs where study = ? and phase = 'timed' order by run"
+        for (run,) in connection.execute(query, [study]).fetchall():
+            row = connection.execute(_GAPS, [study, run] * 2).fetchone() or (0, 0, None, None)
+            found.append(TokenGaps(run, row[0], row[1], row[2], *(row[3] or (None, None, None))))
+    return found
+
+
 def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def _write(path: Path, studies: Iterable[VerifiedStudy]) -> None:
+def _write(path: Path, studies: Iterable[VerifiedStudy], *, replace: bool) -> None:
     with duckdb.connect(str(path)) as connection:
-        connection.execute(_TABLES)
-        for name, columns in _parquet_columns().items():
+        for name, columns in _all_columns().items():
             connection.execute(f"create table if not exists {name} ({columns})")
-        for study in studies:
+        for batch in _batches(studies):
             connection.begin()
-            for name in (*_PLAIN, *_parquet_columns()):
-                connection.execute(f"delete from {name} where study = ?", [study.paths.name])
-            _insert_study(connection, study)
+            if replace:
+                for name, study in itertools.product(_all_columns(), batch):
+                    connection.execute(f"delete from {name} where study = ?", [study.paths.name])
+            _insert_plain(connection, batch)
+            _insert_files(connection, batch)
             connection.commit()
 
 
-def _parquet_columns() -> dict[str, str]:
-    types = {"int32": "integer", "int64": "bigint", "string": "varchar", "double": "double"}
-    result = {}
+def _batches(studies: Iterable[VerifiedStudy]) -> Iterator[list[VerifiedStudy]]:
+    stream = iter(studies)
+    while batch := list(itertools.islice(stream, BATCH)):
+        yield batch
+
+
+def _all_columns() -> dict[str, str]:
+    """Each table's columns with their types, as DuckDB takes them."""
+    result = {name: _columns(schema) for name, schema in duckdb_rows.PLAIN.items()}
     for file, schema in TABLES.items():
-        columns = ", ".join(f"{field.name} {types[str(field.type)]}" for field in schema)
-        result[file.removesuffix(".parquet")] = f"study varchar, run varchar, {columns}"
+        result[file.removesuffix(".parquet")] = f"study varchar, run varchar, {_columns(schema)}"
     return result
 
 
-def _insert_study(connection: duckdb.DuckDBPyConnection, study: VerifiedStudy) -> None:
-    plan, name = study.plan, study.paths.name
-    comparison = _optional(study.paths.comparison)
-    decision = _optional(study.paths.decision)
-    factor = plan["factor"] or {}
-    _insert(
-        connection,
-        "studies",
-        [
-            [
-                name,
-                plan["experiment"],
-                plan["created_utc"],
-                plan["exploratory"],
-                plan["calibration"],
-                study.plan_sha256,
-                plan["code"]["sha"],
-                factor.get("path"),
-                _text(factor.get("baseline")),
-                _text(factor.get("candidate")),
-                plan["blocks"],
-                len(study.runs),
-                comparison.get("valid"),
-                decision.get("decision"),
-                decision.get("because"),
-            ]
-        ],
-    )
-    _insert(connection, "runs", _runs(study))
-    lost = [e for e in study.journal if e["kind"] in _LOST]
-    _insert(
-        connection, "attempts", [[name, e["run"], e["kind"], e["time_utc"], e.get("reason")] for e in lost]
-    )
-    _insert(connection, "metrics", _metrics(name, comparison))
-    _insert(connection, "effects", _effects(name, comparison))
-    _insert(connection, "guardrails", _guardrails(name, decision))
-    for run in study.runs:
-        for file in TABLES:
-            table, columns = file.removesuffix(".parquet"), ", ".join(TABLES[file].names)
-            connection.execute(
-                f"insert into {table} select ?, ?, {columns} from read_parquet(?)",
-                [name, run.folder.name, str(run.folder / file)],
-            )
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {_TYPES[str(field.type)]}" for field in schema)
 
 
-def _runs(study: VerifiedStudy) -> list[list[Any]]:
-    rows = []
-    for run in study.runs:
-        fields = ("block", "arm", "attempt", "phase", "env_id", "workload_sha256")
-        counters = canonical.dumps(run.manifest["counters"]).decode()
-        values = [run.manifest[field] for field in fields]
-        ending = [run.manifest_sha256, run.manifest["startup_ms"], counters]
-        rows.append([study.paths.name, run.folder.name, *values, *ending])
-    return rows
+def _insert_plain(connection: duckdb.DuckDBPyConnection, batch: list[VerifiedStudy]) -> None:
+    each = [duckdb_rows.plain_rows(study) for study in batch]
+    for name in duckdb_rows.PLAIN:
+        rows = duckdb_rows.arrow(name, [row for tables in each for row in tables[name]])
+        connection.register("new_rows", rows)
+        connection.execute(f"insert into {name} select * from new_rows")
+        connection.unregister("new_rows")
 
 
-def _metrics(study: str, comparison: dict[str, Any]) -> list[list[Any]]:
-    rows = []
-    for entry in comparison.get("metrics", {}).values():
-        for arm, values in entry["arms"].items():
-            for block, value in zip(comparison["blocks"], values["per_block"], strict=True):
-                head = [study, entry["metric"], entry["statistic"], entry["unit"], arm, block]
-                rows.append([*head, value, values.get("reason") if value is None else None])
-    return rows
-
-
-def _effects(study: str, comparison: dict[str, Any]) -> list[list[Any]]:
-    rows = []
-    for entry in comparison.get("metrics", {}).values():
-        for arm, effect in entry["effects"].items():
-            numbers = [effect.get(field) for field in ("ratio", "ci_low", "ci_high")]
-            ending = [entry["noise_floor"], entry["mde"], entry["verdict"]]
-            rows.append([study, entry["metric"], entry["statistic"], arm, *numbers, *ending])
-    return rows
-
-
-def _guardrails(study: str, decision: dict[str, Any]) -> list[list[Any]]:
-    fields = ("metric", "statistic", "kind", "margin", "ratio", "ci_low", "ci_high", "status", "reason")
-    return [[study, *(rail.get(field) for field in fields)] for rail in decision.get("guardrails", [])]
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: list[list[Any]]) -> None:
-    if rows:
-        marks = ", ".join("?" * len(rows[0]))
-        connection.executemany(f"insert into {table} values ({marks})", rows)
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = canonical.read_json(path) if path.is_file() else {}
-    return content
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else canonical.dumps(value).decode()
+def _insert_files(connection: duckdb.DuckDBPyConnection, batch: list[VerifiedStudy]) -> None:
+    """The runs' Parquet files, all files of a kind with one statement."""
+    runs = [(study.paths.name, run.folder) for study in batch for run in study.runs]
+    if not runs:
+        return
+    names = {"study": [study for study, _ in runs], "run": [folder.name for _, folder in runs]}
+    for file, schema in TABLES.items():
+        paths = [str(folder / file) for _, folder in runs]
+        connection.register("new_files", pa.table({"path": paths, **names}))
+        columns = ", ".join(f"rows.{name}" for name in schema.names)
+        connection.execute(
+            f"insert into {file.removesuffix('.parquet')} select new_files.study, new_files.run, {columns} "
+            "from read_parquet(?, filename = 'path_read') as rows join new_files on rows.path_read = new_files.path",
+            [paths],
+        )
+        connection.unregister("new_files")

@@ -12,7 +12,6 @@ import datetime
 import logging
 import math
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +71,8 @@ def ingest(tracker: Tracker, study: VerifiedStudy) -> bool:
     ingestion left of this study is deleted first, so that no metric is logged twice."""
     client = tracker.client()
     experiment = _experiment(client, tracker, study.plan["experiment"])
-    state = _state(study)
-    old = _runs_of(client, experiment, study.paths.name)
+    state = state_of(study)
+    old = search(client, [experiment], f"tags.`counterproof.study` = '{study.paths.name}'")
     parents = [run for run in old if run.data.tags.get("counterproof.level") == "study"]
     if len(parents) == 1 and parents[0].data.tags.get("counterproof.state") == state:
         return False
@@ -90,25 +89,12 @@ def ingest(tracker: Tracker, study: VerifiedStudy) -> bool:
     return True
 
 
-def rebuild(tracker: Tracker, store: Store, studies: Iterable[VerifiedStudy]) -> None:
-    """Throw the store's own database away and make it again; on a server, bring every study up to date.
-
-    To be called in a process that has not used the database yet: MLflow keeps connections to it open.
-    """
-    if tracker.artifacts is not None:
-        for path in (store.mlflow_db, *store.root.glob(f"{store.mlflow_db.name}-*")):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(tracker.artifacts, ignore_errors=True)
-    for study in studies:
-        ingest(tracker, study)
-
-
 def content_digest(tracker: Tracker) -> str:
     """sha256 over everything the view says, without the ids that MLflow draws."""
     client = tracker.client()
     content = []
     for experiment in client.search_experiments():
-        for run in _all_runs(client, [experiment.experiment_id]):
+        for run in search(client, [experiment.experiment_id]):
             tags = {k: v for k, v in run.data.tags.items() if k != "mlflow.parentRunId"}
             inputs = [f"{i.dataset.name} {i.dataset.digest}" for i in run.inputs.dataset_inputs]
             artifacts = sorted(item.path for item in client.list_artifacts(run.info.run_id))
@@ -136,11 +122,8 @@ def _experiment(client: Any, tracker: Tracker, name: str) -> str:
     return str(client.create_experiment(name, artifact_location=location))
 
 
-def _runs_of(client: Any, experiment: str, study: str) -> list[Any]:
-    return _all_runs(client, [experiment], f"tags.`counterproof.study` = '{study}'")
-
-
-def _all_runs(client: Any, experiments: list[str], where: str = "") -> list[Any]:
+def search(client: Any, experiments: list[str], where: str = "") -> list[Any]:
+    """Every run that is there and fits, page by page."""
     runs: list[Any] = []
     token = None
     while True:
@@ -151,7 +134,7 @@ def _all_runs(client: Any, experiments: list[str], where: str = "") -> list[Any]
             return runs
 
 
-def _state(study: VerifiedStudy) -> str:
+def state_of(study: VerifiedStudy) -> str:
     """What the study's runs in the view depend on."""
     outcome = [path for path in (study.paths.comparison, study.paths.decision) if path.is_file()]
     return canonical.sha256_json(

@@ -5,17 +5,21 @@ A view that cannot be written costs a warning and a journal event, never a study
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterproof.errors import CounterproofError, EvidenceError
-from counterproof.record import duckdb_view, mlflow_deployments, mlflow_view
+from counterproof.record import duckdb_view, mlflow_deployments, mlflow_mirror, mlflow_view
 from counterproof.record.journal import Journal
 from counterproof.record.lock import FileLock
 from counterproof.record.store import Store, StudyPaths
 from counterproof.record.verify import VerifiedStudy, verify_study
+from counterproof.record.verify_many import verify_all
 
 LOCK_SECONDS = 120.0
+
+# Called with the view's name, the studies done and the studies in all.
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -44,21 +48,43 @@ def refresh(store: Store, paths: StudyPaths) -> list[str]:
     return problems
 
 
-def rebuild(store: Store) -> Rebuilt:
-    """Make both views anew from the study folders. A study that fails verification is left out and named."""
-    store.create()
-    studies, refused = _verified(store)
-    with _lock(store):
-        duckdb_view.rebuild(store.index, studies)
-        tracker = mlflow_view.Tracker.open(store)
-        try:
-            mlflow_view.rebuild(tracker, store, studies)
+def rebuild(store: Store, *, anew: bool = False, progress: Progress | None = None) -> Rebuilt:
+    """Make the DuckDB view anew from the study folders and bring MLflow up to date with them. A study that fails
+    verification is left out and named.
+
+    anew  throw the store's own MLflow database away first (a server's stays)
+    """
+    tell = progress or _say_nothing
+    studies, refused = rebuild_duckdb(store, tell)
+    tracker = mlflow_view.Tracker.open(store)
+    try:
+        if anew:
+            with _lock(store):
+                mlflow_mirror.discard(tracker, store)
+        done = mlflow_mirror.mirror(
+            tracker, studies, lambda: _lock(store), lambda count, total: tell("MLflow", count, total)
+        )
+        with _lock(store):
             scopes = mlflow_deployments.mirror(tracker, store)
-            outcome = f"{len(studies)} studies and {len(scopes)} scopes in {tracker.uri}"
-        except Exception as error:
-            # As above: an unreachable tracker must not keep the DuckDB view from being rebuilt.
-            outcome = f"not rebuilt: {type(error).__name__}: {error}"
+        outcome = (
+            f"{len(studies)} studies ({done.written} written now) and {len(scopes)} scopes in {tracker.uri}"
+        )
+    except Exception as error:
+        # As above: an unreachable tracker must not keep the DuckDB view from being rebuilt.
+        outcome = f"not rebuilt: {type(error).__name__}: {error}"
     return Rebuilt(tuple(study.paths.name for study in studies), tuple(refused), outcome)
+
+
+def rebuild_duckdb(
+    store: Store, progress: Progress | None = None
+) -> tuple[list[VerifiedStudy], list[tuple[str, str]]]:
+    """Make the DuckDB view alone anew. Returns the studies in it, and those refused with the reason."""
+    store.create()
+    studies: list[VerifiedStudy] = []
+    refused: list[tuple[str, str]] = []
+    with _lock(store):
+        duckdb_view.rebuild(store.index, _verified(store, studies, refused, progress or _say_nothing))
+    return studies, refused
 
 
 def refresh_deployments(store: Store) -> list[str]:
@@ -72,16 +98,22 @@ def refresh_deployments(store: Store) -> list[str]:
     return []
 
 
-def _verified(store: Store) -> tuple[list[VerifiedStudy], list[tuple[str, str]]]:
-    studies, refused = [], []
-    for folder in store.study_folders():
-        try:
-            studies.append(verify_study(folder))
-        except EvidenceError as error:
-            refused.append((folder.name, str(error)))
-        except (CounterproofError, LookupError, TypeError, ValueError, AttributeError) as error:
-            refused.append((folder.name, f"its files do not have the expected form: {error!r}"))
-    return studies, refused
+def _verified(
+    store: Store, studies: list[VerifiedStudy], refused: list[tuple[str, str]], tell: Progress
+) -> Iterator[VerifiedStudy]:
+    """Every study that verifies, also put into `studies`; the others into `refused`, with the reason."""
+    folders = store.study_folders()
+    for number, (name, found) in enumerate(verify_all(folders), 1):
+        if isinstance(found, str):
+            refused.append((name, found))
+        else:
+            studies.append(found)
+            yield found
+        tell("DuckDB", number, len(folders))
+
+
+def _say_nothing(_view: str, _done: int, _total: int) -> None:
+    return None
 
 
 def _lock(store: Store) -> FileLock:

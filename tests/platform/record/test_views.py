@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from counterproof.record import duckdb_view, journal, mlflow_view, views
+from counterproof.record import duckdb_view, journal, mlflow_mirror, mlflow_view, views
 from counterproof.record.journal import Journal
 from counterproof.record.lock import FileLock
 from counterproof.record.mlflow_view import Tracker
@@ -161,7 +161,7 @@ def test_a_tampered_study_is_named_and_left_out(
     shutil.copytree(shelf.studies, copy.studies)
     victim = copy.studies / "first" / "runs" / "02-slowed-1" / "tokens.parquet"
     victim.write_bytes(victim.read_bytes() + b"x")
-    monkeypatch.setattr(mlflow_view, "rebuild", lambda *_: None)
+    monkeypatch.setattr(mlflow_mirror, "mirror", lambda *_: mlflow_mirror.Mirrored(0, 0))
     result = views.rebuild(copy)
     assert result.studies == ("second",)
     assert [name for name, _ in result.refused] == ["first"]
