@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from counterproof.errors import EvidenceError
 from counterproof.workload import sealed
 from counterproof.workload.sealed import SealedRequest
 from counterproof_review.packet import canonical
@@ -62,7 +63,7 @@ def unpack(archive: Archive, path: str, target: Path) -> str:
 
 
 def _request(row: dict[str, Any], index: int, path: str) -> SealedRequest:
-    if set(row) != _KEYS or row["request_index"] != index:
+    if set(row) - {sealed.DOCUMENT.name} != _KEYS or row["request_index"] != index:
         raise PacketError("E_ROWS", f"line {index + 1} is not request {index}", path=path)
     faults = [name for name in _WHOLE if type(row[name]) is not int]
     faults += [name for name in _REAL if type(row[name]) not in (int, float)]
@@ -75,10 +76,15 @@ def _request(row: dict[str, Any], index: int, path: str) -> SealedRequest:
         faults.append("ignore_eos")
     if row["arrival_ns"] is not None and type(row["arrival_ns"]) is not int:
         faults.append("arrival_ns")
+    if type(row.get(sealed.DOCUMENT.name, 0)) is not int:
+        faults.append(sealed.DOCUMENT.name)
     if faults:
         raise PacketError("E_ROWS", f"request {index} has no valid {faults[0]}", path=path)
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-    return SealedRequest(**values)
+    try:
+        return sealed.request_of(values)
+    except EvidenceError as error:
+        raise PacketError("E_ROWS", str(error), path=path) from None
 
 
 def _token_ids(value: object) -> bool:
