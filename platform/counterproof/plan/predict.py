@@ -24,9 +24,7 @@ def kv_bytes(config: ExperimentConfig, workloads: StudyWorkloads, bytes_per_toke
     closed = config.workload.arrival == "closed"
     slots = config.workload.concurrency if closed else config.engine.scheduler.max_running
     keeps = _keeps_documents(config)
-    documents, own = max(
-        (_largest(requests, block, slots, keeps) for requests in workloads.blocks), key=sum
-    )
+    documents, own = max((_largest(requests, block, slots, keeps) for requests in workloads.blocks), key=sum)
     kept = f"{documents} tokens of documents in full blocks, kept once, and " if keeps else ""
     return {
         "predicted_bytes": (documents + own) * bytes_per_token,
