@@ -89,6 +89,12 @@ def support() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def parties_module() -> ModuleType:
+    """Three parties of a review, and machines that measure by arithmetic."""
+    return _load("review_parties")
+
+
+@pytest.fixture(scope="session")
 def fake_model(support: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return support.fake_model(tmp_path_factory.mktemp("models") / "fake")
 

@@ -128,13 +128,12 @@ def _files(
         files[layout.MANIFEST] = manifest.build(files)
         return files, results["evidence_valid"]
     hidden = sealing.content(results, sealed, _facts(study), sha256_file(scratch / "rows"))
-    files[layout.SEALED] = sealing.sealed_bytes(sealed, hidden)
+    document = sealing.sealed_bytes(sealed, hidden)
+    files[layout.SEALED] = document
     listed = files[layout.MANIFEST] = manifest.build(files)
     packet = sha256_bytes(canonical.encode(documents[layout.PACKET]))
     root = manifest.root(listed)
-    files[layout.SIGNATURE] = signature.sign(
-        sealed.author, keys.packet_id, packet, root, files[layout.SEALED]
-    )
+    files[layout.SIGNATURE] = signature.sign(sealed.author, keys.packet_id, packet, root, document)
     return files, results["evidence_valid"]
 
 

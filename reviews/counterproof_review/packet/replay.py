@@ -134,7 +134,7 @@ def measure(
         return Measured(report, estimates, blocks, identity, network, frozen, nonce)
     finally:
         if not options.keep:
-            _tidy(folder)
+            tidy(folder)
 
 
 def _blocks(options: Options, report: Verification) -> int:
@@ -280,8 +280,9 @@ def _differences(
     return found
 
 
-def _tidy(folder: Path) -> None:
-    for name in _MEASURED:
+def tidy(folder: Path, kept: tuple[str, ...] = ()) -> None:
+    """Remove what a replay needed and nobody needs afterwards, but for `kept`."""
+    for name in set(_MEASURED) - set(kept):
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
