@@ -234,6 +234,11 @@ class BlockPool:
                     f"block {block} is {state.name} with {self._references[block]} references"
                 )
 
+    def unaccounted(self, tables: Iterable[Sequence[int]]) -> int:
+        """By how many blocks those in use and those that the tables name differ: a drift as a number."""
+        owned = self._count[BlockState.USED] + self._count[BlockState.IMPORTING]
+        return abs(owned - len({block for table in tables for block in table}))
+
     def _take(self, count: int, state: BlockState, after: int | None) -> tuple[int, ...]:
         if count < 0:
             raise BlockPoolError(f"cannot allocate {count} blocks")

@@ -122,3 +122,8 @@ class BlockPools:
         live = [table for table in tables if table]
         for index, pool in enumerate(self.pools):
             pool.check_integrity([table[index] for table in live])
+
+    def unaccounted(self, tables: Iterable[Sequence[Sequence[int]]]) -> int:
+        """The largest drift of a group against all references to blocks (see BlockPool.unaccounted)."""
+        live = [table for table in tables if table]
+        return max(pool.unaccounted([t[index] for t in live]) for index, pool in enumerate(self.pools))
