@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from counterproof.errors import EXIT_OK, EvidenceError, ExecutionError
+from counterproof.errors import EXIT_OK, CounterproofError, ExecutionError
 from counterproof.record.deployment_ledger import DeploymentLedger
 from counterproof.record.deployment_state import Served
 from counterproof.record.store import Store
@@ -27,6 +27,7 @@ from counterproof.run.deploy.served_file import ServedFile
 from counterproof.run.targets.http.pool import Address
 from intaglio.config import from_flat
 from intaglio.config_identity import fingerprint
+from intaglio.errors import IntaglioError
 
 LOOK_S = 0.25
 LATE_S = 60.0
@@ -68,7 +69,7 @@ class ScopeServer:
         self._file = ServedFile(DeploymentLedger(store.root), scope, self._path, baseline=baseline)
         self._address: Address | None = None
         self._awaited: tuple[Served, str, float] | None = None
-        self._doubted = False
+        self._trouble = ""
 
     def run(self, stop: threading.Event) -> int:
         """Serve until `stop` is set or the server ends. Returns the server's exit code, 0 after a whole drain.
@@ -98,19 +99,19 @@ class ScopeServer:
 
     def look(self) -> None:
         """Follow the ledger once, and check what the server really serves."""
-        now = _now()
         try:
-            changed = self._file.look(now)
-            if self._file.overdue(now):
+            changed = self._file.look(_now())
+            if changed is not None:
+                self._tell(f"the ledger names {_words(changed)}; changing over")
+                self._expect(changed)
+            if self._file.overdue(_now()):
                 change.write_ends(self._store, self._scope)
-            self._doubted = False
-        except EvidenceError as error:
-            if not self._doubted:
-                self._tell(f"the ledger cannot be believed, what runs goes on: {error}")
-            self._doubted, changed = True, None
-        if changed is not None:
-            self._tell(f"the ledger names {_words(changed)}; changing over")
-            self._expect(changed)
+            self._trouble = ""
+        except (CounterproofError, IntaglioError, OSError) as error:
+            # A ledger or a disk in trouble is no reason to stop serving; each trouble is told once.
+            if str(error) != self._trouble:
+                self._tell(f"what runs goes on: {error}")
+            self._trouble = str(error)
         self._check()
 
     def _expect(self, served: Served) -> None:

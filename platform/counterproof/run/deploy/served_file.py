@@ -43,9 +43,9 @@ class ServedFile:
         if champion is None or (self.served is not None and champion.seq == self.served.seq):
             return None
         changed = self.served is None or champion.config_sha256 != self.served.config_sha256
-        self.served = champion
         if changed:
             atomic.write_json(self._file, champion.config)
+        self.served = champion
         return champion
 
     def overdue(self, now: datetime.datetime) -> tuple[Served, ...]:
