@@ -172,3 +172,29 @@ def test_fast_mode_does_not_keep_the_promise(start):
     hits = [ask(hitting, [prompt])[0] for prompt in prompts]
     assert all(output.cached_tokens == 40 for output in hits)
     assert not all(map(same, hits, alone))
+
+
+def test_a_hit_in_fast_mode_is_told_by_its_margins_and_logprobs(start):
+    """Field case 12: hit and miss may part in fast mode. Every token comes with its margin and log-probability, from
+    which it can be told by how much they moved; texts part only where the margin was less than that."""
+    shared = text(40)
+    prompts = [[*shared, 5 + i] for i in range(8)]
+    missing, hitting = start(mode="fast", prefix="false"), start(mode="fast")
+    misses = [ask(missing, [prompt])[0] for prompt in prompts]
+    ask(hitting, [shared])
+    hits = [ask(hitting, [prompt])[0] for prompt in prompts]
+    moved = []
+    for hit, miss in zip(hits, misses, strict=True):
+        assert (hit.cached_tokens, miss.cached_tokens) == (40, 0)
+        for output in (hit, miss):
+            best = np.sort(np.asarray(output.logits, dtype=np.float32), axis=1)[:, -2:]
+            assert np.allclose(output.margins, best[:, 1] - best[:, 0], rtol=0, atol=1e-6)
+            assert len(output.logprobs) == len(output.token_ids) == GREEDY.max_tokens
+        for at, (ours, theirs) in enumerate(zip(hit.token_ids, miss.token_ids, strict=True)):
+            shift = float(np.abs(hit.logits[at] - miss.logits[at]).max())
+            if ours != theirs:
+                assert miss.margins[at] <= 2 * shift
+                break
+            moved.append(abs(hit.logprobs[at] - miss.logprobs[at]))
+            assert moved[-1] <= 2 * shift + 1e-6
+    assert max(moved) > 0
