@@ -94,7 +94,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict, why, and the numbers behind it in log units (None: they do not exist)."""
+    """The verdict, why, and the numbers behind it in log units (None: they do not exist).
+
+    lower, upper, author_bounds: one-sided 95 % bounds of the replay's and of the author's mean.
+    """
 
     verdict: str
     reason: str
@@ -105,6 +108,7 @@ class Verdict:
     difference: tuple[float, float, float] | None = None
     stall_bound: float | None = None
     trace: tuple[tuple[str, bool], ...] = field(default=())
+    author_bounds: tuple[float, float] | None = None
 
     @property
     def grows(self) -> bool:
@@ -147,6 +151,7 @@ def judge(evidence: Evidence, rule: Rule) -> Verdict:
                 ("sealed", "valid", "comparable", "refuted", "undecided"), checks, strict=True
             )
         ),
+        _bounds(theirs),
     )
 
 
