@@ -10,6 +10,7 @@ from counterproof.measure.metrics import METRICS, QUANTILES
 from counterproof.measure.percentile import PERCENTILES, floor_count
 from counterproof.measure.quality import QUALITY, STATISTIC
 from counterproof.plan.load_checks import load_faults
+from counterproof.plan.predict import keeps_documents
 from counterproof.plan.schema import ExperimentConfig
 from counterproof.plan.server_checks import server_faults
 
@@ -100,6 +101,13 @@ def _workload(config: ExperimentConfig) -> Iterator[str]:
         "max_new_tokens": load.max_new_tokens,
     }
     yield from load_faults(load)
+    if keeps_documents(config) and load.builder != "shared_documents":
+        yield (
+            f"engine.context_cache keeps documents, and workload.builder {load.builder} names none: "
+            "take shared_documents"
+        )
+    if keeps_documents(config) and config.target != "intaglio_local":
+        yield f"engine.context_cache: the target {config.target} is sent documents inlined; take intaglio_local"
     for name, value in at_least_one.items():
         if not 1 <= value <= 1_000_000:
             yield f"workload.{name} must be between 1 and 1000000, not {value}"

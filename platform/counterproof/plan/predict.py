@@ -23,7 +23,7 @@ def kv_bytes(config: ExperimentConfig, workloads: StudyWorkloads, bytes_per_toke
     # An open loop has no slots; the engine runs so many at once and no more.
     closed = config.workload.arrival == "closed"
     slots = config.workload.concurrency if closed else config.engine.scheduler.max_running
-    keeps = _keeps_documents(config)
+    keeps = keeps_documents(config)
     documents, own = max((_largest(requests, block, slots, keeps) for requests in workloads.blocks), key=sum)
     kept = f"{documents} tokens of documents in full blocks, kept once, and " if keeps else ""
     return {
@@ -35,8 +35,8 @@ def kv_bytes(config: ExperimentConfig, workloads: StudyWorkloads, bytes_per_toke
     }
 
 
-def _keeps_documents(config: ExperimentConfig) -> bool:
-    """Whether the candidate has a context cache."""
+def keeps_documents(config: ExperimentConfig) -> bool:
+    """Whether the candidate has a context cache, which keeps a load's documents."""
     factor = config.factor
     if factor is not None and factor.path == CONTEXT_CACHE:
         return factor.candidate is True

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from counterproof.errors import EvidenceError, ExecutionError
-from counterproof.plan import predict, prereg
+from counterproof.errors import EvidenceError, ExecutionError, InputError
+from counterproof.plan import checks, predict, prereg
 from counterproof.run.closed_loop import ClosedLoop, LoadRows
 from counterproof.run.targets.intaglio_local import IntaglioLocal, IntaglioTarget
 from counterproof.workload import build, sealed
@@ -172,3 +172,17 @@ def test_the_experiment_registers_what_the_mechanism_costs() -> None:
     most = 2 * shared + 4 * (-(-size // 16) * 16 - shared)
     assert 2 * shared * 100 < price["predicted_bytes"] <= most * 100
     assert f"{2 * shared} tokens of documents in full blocks, kept once" in price["arithmetic"]
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("workload=pydoc_questions", "names none: take shared_documents"),
+        ("target=http", "is sent documents inlined; take intaglio_local"),
+    ],
+)
+def test_a_study_whose_candidate_would_keep_nothing_is_refused(override: str, fault: str) -> None:
+    config = prereg.compose_arms("context_cache", [override]).baseline.config
+    with pytest.raises(InputError) as caught:
+        checks.check(config, exploratory=False)
+    assert any(fault in text for text in (str(caught.value), *caught.value.details))
