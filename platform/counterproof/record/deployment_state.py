@@ -15,13 +15,14 @@ from counterproof.errors import EvidenceError
 from counterproof.record.deployment_ledger import DRILLED, EXPIRED, FILE_NAME, PROMOTED, ROLLED_BACK
 
 BASELINE, CANDIDATE = "baseline", "candidate"
+NEVER_PROMOTED = -1
 
 
 @dataclass(frozen=True)
 class Served:
     """One configuration in one scope.
 
-    seq                   the ledger entry that put it there
+    seq                   the ledger entry that put it there, NEVER_PROMOTED (-1) for a scope's baseline
     config                the engine's paths with their values; `config_sha256` over its canonical JSON
     evidence_expires_utc  when the decision behind it expires; it serves on, but must be replicated anew
     ends_utc              when it stops serving by itself (an override), None: never
@@ -120,6 +121,7 @@ def _promote(state: ScopeState | None, event: Mapping[str, Any]) -> ScopeState:
     if state is None:
         baseline = replace(
             served,
+            seq=NEVER_PROMOTED,
             arm=BASELINE,
             config=event["baseline_config"],
             config_sha256=event["baseline_sha256"],
