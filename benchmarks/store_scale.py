@@ -1,6 +1,6 @@
 """What a store of thousands of studies costs to list and to index, and what one study of millions of tokens costs.
 
-    python benchmarks/store_scale.py [--studies 2000] [--blocks 2] [--tokens 10000000] [--mirror 20] [--json]
+    python benchmarks/store_scale.py [--studies 2000] [--blocks 2] [--tokens 10000000] [--mirror 20] [--place DIR] [--json]
 
 Writes synthetic studies (sealed, judged, each one verifying) and one long one into a temporary folder, then measures,
 each in a process of its own: `counterproof list` the first and the second time, the rebuild of the DuckDB view with
@@ -22,10 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from counterproof.record.summaries import RACY_NS
+from counterproof.record.summaries import FILE_NAME, RACY_NS
 
 SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support" / "synthetic_store.py"
 LONG = "long"
+HOLDS = "holds.json"
 SECONDS = 3600.0
 
 _REBUILD = (
@@ -71,15 +72,28 @@ def measured(store: Path, *command: str) -> tuple[float, float, str]:
     return seconds, peak, output
 
 
-def measure(store: Path, studies: int, blocks: int, tokens: int, mirror: int) -> dict[str, Any]:
-    """Build the store and measure it; see the module's text."""
+def write(store: Path, studies: int, blocks: int, tokens: int) -> dict[str, Any]:
+    """Write the store; returns what it holds, which is also kept beside it."""
     synthetic = load()
     began = time.monotonic()
     runs = synthetic.fill(store, studies, blocks=blocks)
     written = time.monotonic() - began
     exact = synthetic.build_long(store, LONG, tokens)
+    holds = {"studies": studies, "runs": runs, "long_tokens": exact, "written_s": written}
+    (store / HOLDS).write_text(json.dumps(holds), encoding="utf-8")
+    return holds
+
+
+def measure(store: Path, studies: int, blocks: int, tokens: int, mirror: int) -> dict[str, Any]:
+    """Write the store, unless it is there already, and measure it; see the module's text."""
+    if (store / HOLDS).is_file():
+        result: dict[str, Any] = json.loads((store / HOLDS).read_text(encoding="utf-8"))
+        studies = result["studies"]
+    else:
+        result = write(store, studies, blocks, tokens)
+    exact = result["long_tokens"]
     python, script = sys.executable, str(Path(sys.executable).with_name("counterproof"))
-    result: dict[str, Any] = {"studies": studies, "runs": runs, "long_tokens": exact, "written_s": written}
+    (store / FILE_NAME).unlink(missing_ok=True)
     settle(store)
     for name in ("list_first_s", "list_again_s"):
         result[name], _, output = measured(store, script, "list")
@@ -128,10 +142,14 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=2, help="of each study; 4 runs a block and 2 more")
     parser.add_argument("--tokens", type=int, default=10_000_000)
     parser.add_argument("--mirror", type=int, default=20, help="how many studies MLflow gets")
+    parser.add_argument(
+        "--place", type=Path, help="keep the store there, and use the one that is there already"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="store-scale-") as place:
-        found = measure(Path(place), args.studies, args.blocks, args.tokens, args.mirror)
+    with tempfile.TemporaryDirectory(prefix="store-scale-") as temporary:
+        place = args.place or Path(temporary)
+        found = measure(place, args.studies, args.blocks, args.tokens, args.mirror)
     if args.json:
         print(json.dumps(found, indent=2))
         return 0

@@ -20,6 +20,8 @@ from counterproof.record.verify import VerifiedStudy
 BATCH = 64
 MEMORY_LIMIT = "1GB"
 _TYPES = {"int32": "integer", "int64": "bigint", "string": "varchar", "double": "double", "bool": "boolean"}
+# A statement of some seconds draws a bar on the standard output otherwise.
+_QUIET = "set enable_progress_bar = false"
 
 # Gaps are taken within a request only. One run at a time: a window over a whole study would be sorted at once.
 _GAPS = """
@@ -79,6 +81,7 @@ def token_gaps(path: Path, study: str) -> list[TokenGaps]:
     """The gaps of every timed run of a study, in the order of their names; [] for a study that is not indexed."""
     found = []
     with duckdb.connect(str(path), read_only=True, config={"memory_limit": MEMORY_LIMIT}) as connection:
+        connection.execute(_QUIET)
         query = "select run from runs where study = ? and phase = 'timed' order by run"
         for (run,) in connection.execute(query, [study]).fetchall():
             row = connection.execute(_GAPS, [study, run] * 2).fetchone() or (0, 0, None, None)
@@ -92,6 +95,7 @@ def _draft(path: Path) -> Path:
 
 def _write(path: Path, studies: Iterable[VerifiedStudy], *, replace: bool) -> None:
     with duckdb.connect(str(path)) as connection:
+        connection.execute(_QUIET)
         for name, columns in _all_columns().items():
             connection.execute(f"create table if not exists {name} ({columns})")
         for batch in _batches(studies):
