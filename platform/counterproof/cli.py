@@ -38,6 +38,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "listing": ("list",),
     "inspect": ("show", "diff", "report"),
     "ladder": ("ladder",),
+    "faults": ("faults",),
     "deployments": ("promote", "rollback", "deployments", "drill"),
     "serving": ("serve",),
     "index": ("index",),

@@ -150,6 +150,8 @@ def test_evidence_is_valid_and_every_check_is_there(comparison: dict[str, Any]) 
             "output_length",
             "littles_law",
             "client_queue",
+            "token_invariants",
+            "cold_cache",
             "outputs",
             "equivalence",
         ),

@@ -47,6 +47,8 @@ class RunModel:
     hidden_queue_ms: float = 0.0
     gauge_factor: float = 1.0
     nan_times: bool = False
+    cached_tokens: int = 0
+    client_late_us: int | None = None  # the client was a server's, and its requests left so late
 
 
 @dataclass
@@ -110,6 +112,10 @@ def simulate(model: RunModel) -> RunTables:
             _finish(model, tables, request, now)
     _sample_process(model, tables, first, now)
     tables.counters.update(_count(model, tables, step))
+    if model.client_late_us is not None:
+        late = dict.fromkeys(("late_p50_us", "late_p90_us", "late_p99_us"), float(model.client_late_us))
+        client = {"mode": "open", "remote": False, "requests": model.requests, "cpu_share": None, **late}
+        tables.events.append({"time_ns": now, "kind": "client", **client})
     if model.nan_times:
         for row in tables.requests:
             row["first_token_ns"] = row["last_token_ns"] = None
@@ -247,7 +253,7 @@ def _finish(model: RunModel, tables: RunTables, request: _Live, now: int) -> Non
             "finish_reason": "error" if failed else "length",
             "error": "kv_capacity" if failed else None,
             "tokens_computed": request.computed,
-            "cached_tokens": 0,
+            "cached_tokens": model.cached_tokens,
             "prompt_sha256": token_sha256(request.prompt),
             "output_sha256": token_sha256([] if failed else request.tokens),
         }

@@ -93,6 +93,8 @@ class StudyModel:
     wrong_margin: float = 4.0  # the baseline's top-1 margin there
     hidden_queue_ms: float = 0.0  # client-side wait of every arm
     gauge_factor: float = 1.0  # engine gauge over the truth
+    cached_tokens: int = 0  # prompt tokens of every candidate request that a cache answered
+    client_late_us: int | None = None  # every run's client sent its requests so late
     nan_arm: str = ""  # this arm reports no token times
     missing: tuple[tuple[int, str], ...] = ()  # (block, arm) never run
     killed: tuple[tuple[int, str], ...] = ()  # first attempt lost (unsealed folder), second sealed
@@ -257,6 +259,8 @@ def run_model(model: StudyModel, block: int | None, arm: str) -> Any:
         hidden_queue_ms=model.hidden_queue_ms,
         gauge_factor=model.gauge_factor,
         nan_times=arm == model.nan_arm,
+        cached_tokens=model.cached_tokens if arm == "candidate" else 0,
+        client_late_us=model.client_late_us,
     )
 
 

@@ -16,7 +16,7 @@ from counterproof.record import canonical
 from counterproof.record.difference import Difference, differences
 from counterproof.record.store import RunKey, StudyPaths, open_store
 from counterproof.record.verify import SealedRun, VerifiedStudy, verify_study
-from counterproof.run import judge, places
+from counterproof.run import assemble, judge, places
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -153,7 +153,7 @@ def _read_side(text: str) -> dict[str, Any]:
     factor = plan["factor"] or {"path": "", "moves": {"effective": [], "environment": []}}
     moves = factor["moves"]
     return {
-        "config": plan["arms"][arm]["config"],
+        "config": assemble.arm_of(plan, arm)["config"],
         "effective": None if run is None else _read_yaml(run.folder / "config" / "effective.yaml"),
         "environment": None if run is None else canonical.read_json(run.folder / "environment.json")["id"],
         "declared": {

@@ -99,12 +99,12 @@ def cost_went(comparison: Mapping[str, Any]) -> dict[str, Any]:
         "found": bool(listed),
         "cells": listed,
         "not_measured": blank,
-        "text": _cost_words(comparison, worse, measured),
+        "text": _cost_words(comparison, worse, measured, blank),
     }
 
 
 def _cost_words(
-    comparison: Mapping[str, Any], worse: list[dict[str, Any]], measured: list[dict[str, Any]]
+    comparison: Mapping[str, Any], worse: list[dict[str, Any]], measured: list[dict[str, Any]], blank: list[str]
 ) -> str:
     if not measured:
         return "Nothing was measured."
@@ -112,7 +112,10 @@ def _cost_words(
     if not worse:
         if not judged:
             return "Too few blocks for intervals: a cost could not be told from noise."
-        return "No cost was found in what was measured; that is not proof that there is none."
+        listed = f"Not measured: {'; '.join(blank)}." if blank else "Every cell of the matrix was measured."
+        unpaid = "a gain without a price is a reason to look again" if _gained(comparison) else ""
+        proof = "that is not proof that there is none"
+        return f"Cost not found in what was measured; {unpaid or proof}. {listed}"
     small = [c for c in worse if _negligible(comparison, c)]
     text = "; ".join(_price(c) for c in worse if c not in small)
     if small:
@@ -121,6 +124,11 @@ def _cost_words(
     if not judged:
         text += "; the rest could not be told from noise: too few blocks for intervals"
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _gained(comparison: Mapping[str, Any]) -> bool:
+    """Whether any metric is claimed as a gain."""
+    return any(entry["verdict"] == "gain" for entry in comparison["metrics"].values())
 
 
 def _negligible(comparison: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:

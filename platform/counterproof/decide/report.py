@@ -93,11 +93,13 @@ def _template(name: str, *, escape: bool) -> jinja2.Template:
         "plain": _plain,
         "sentence": _sentence,
         "cell": _markdown_cell,
+        "known": words.known,
     }
     environment.globals |= {
         "metric_words": words.metric_words,
         "ratio_words": words.ratio_words,
         "check_words": words.check_words,
+        "companion_words": words.companion_words,
     }
     return environment.get_template(name)
 

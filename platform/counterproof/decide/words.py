@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 _METRICS = {
     "e2e_ms": "end-to-end latency",
@@ -119,6 +121,23 @@ def ratio_words(ratio: float | None, low: float | None, high: float | None) -> s
     if low is None or high is None:
         return f"{_digits(ratio)} (no interval)"
     return f"{_digits(ratio)} [{_digits(low)}, {_digits(high)}]"
+
+
+def known(value: bool | int | None) -> str:
+    """A recorded fact, or that there is none."""
+    if value is None:
+        return NONE
+    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:,}"
+
+
+def companion_words(row: Mapping[str, Any] | None) -> str:
+    """What an abnormal input did to the request beside it, e.g. "same answer, 1.3 times the time per token"."""
+    same = (row or {}).get("companion_identical")
+    if row is None or same is None:
+        return NONE
+    now, alone = row.get("companion_gap_ms"), row.get("undisturbed_gap_ms")
+    pace = f", {now / alone:.2f} times the time per token" if now and alone else ""
+    return f"{'same answer' if same else 'ANOTHER answer'}{pace}"
 
 
 def _digits(value: float) -> str:

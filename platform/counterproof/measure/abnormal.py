@@ -68,10 +68,10 @@ def judge_abnormal(table: list[dict[str, Any]], threshold: float | None) -> Chec
 
 def _outcome_worse(base: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if NOT_MEASURED in (base["outcome"], other["outcome"]):
-        return other["outcome"] == NOT_MEASURED and base["outcome"] != NOT_MEASURED
+        return bool(other["outcome"] == NOT_MEASURED and base["outcome"] != NOT_MEASURED)
     if other["outcome"] in _BAD:
-        return base["outcome"] not in _BAD
-    return base["as_expected"] is True and other["as_expected"] is False
+        return bool(base["outcome"] not in _BAD)
+    return bool(base["as_expected"] is True and other["as_expected"] is False)
 
 
 def _damaged(row: Mapping[str, Any], threshold: float | None) -> bool:
@@ -79,4 +79,4 @@ def _damaged(row: Mapping[str, Any], threshold: float | None) -> bool:
     if row.get("companion_identical") is not False:
         return False
     margin = row.get("companion_margin")
-    return margin is None or threshold is None or margin >= threshold
+    return bool(margin is None or threshold is None or margin >= threshold)

@@ -74,6 +74,7 @@ def compare(study: StudyData) -> dict[str, Any]:
         "equivalence": equivalence.facts(),
         **({} if quality is None else {"quality": quality}),
         "abnormal": abnormal_table(study),
+        "failures": study.failures,
         "divergence": {arm: d.facts(equivalence.threshold) for arm, d in divergences.items()},
         "hard_limits": hard_limits(study, equivalence, candidate),
         "diffs": differences.facts(),
@@ -144,7 +145,7 @@ def _close_claims(metrics: dict[str, Any], plan: dict[str, Any], valid: bool, fi
 
 def _runs(study: StudyData) -> list[dict[str, Any]]:
     counted = [study.runs[(b, arm)] for b in study.complete_blocks for arm in study.arms]
-    runs = [*study.equivalence.values(), *counted]
+    runs = [*study.equivalence.values(), *counted, *study.probes.values()]
     return [{"run": run.name, "manifest_sha256": run.sealed.manifest_sha256} for run in runs]
 
 

@@ -163,6 +163,12 @@ class StudyData:
         blocks = range(self.planned_blocks)
         return [b for b in blocks if all((b, arm) in self.runs for arm in self.arms)]
 
+    @cached_property
+    def failures(self) -> list[dict[str, Any]]:
+        """What injected faults did, one row each; none where none were injected."""
+        path = self.verified.paths.failures
+        return _read_lines(path) if path.is_file() else []
+
     @property
     def final(self) -> bool:
         """Whether every block in force is complete."""

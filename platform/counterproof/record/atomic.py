@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from counterproof.record import canonical
+from counterproof.record import canonical, injection
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -15,7 +15,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     with temporary.open("wb") as stream:
         stream.write(data)
         stream.flush()
-        os.fsync(stream.fileno())
+        injection.flush(stream.fileno())
     os.replace(temporary, path)
     sync_folder(path.parent)
 
@@ -31,7 +31,7 @@ def sync_file(path: Path) -> None:
     """Flush a written file to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        injection.flush(descriptor)
     finally:
         os.close(descriptor)
 

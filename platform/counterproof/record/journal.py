@@ -8,14 +8,13 @@ and says so in the journal. Anything wrong before the last line is tampering.
 
 from __future__ import annotations
 
-import datetime
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from counterproof.errors import EvidenceError
-from counterproof.record import atomic, canonical
+from counterproof.record import atomic, canonical, injection
 from counterproof.record.lock import FileLock
 
 FILE_NAME = "journal.jsonl"
@@ -38,7 +37,7 @@ class JournalContent:
 
 def now_utc() -> str:
     """The wall-clock time as it is written into records, to the millisecond."""
-    moment = datetime.datetime.now(datetime.UTC)
+    moment = injection.now()
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
 
 
@@ -90,7 +89,7 @@ class Journal:
         with self._path.open("r+b") as stream:
             stream.truncate(whole)
             stream.flush()
-            os.fsync(stream.fileno())
+            injection.flush(stream.fileno())
         digest = canonical.sha256_bytes(content.torn)
         self._write(
             JournalContent(content.events, b""),
@@ -112,7 +111,7 @@ class Journal:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _write_all(descriptor, canonical.dumps(event) + b"\n")
-            os.fsync(descriptor)
+            injection.flush(descriptor)
         finally:
             os.close(descriptor)
         if new:

@@ -154,12 +154,17 @@ def _check_workloads(paths: StudyPaths, plan: dict[str, Any]) -> None:
 
 
 def check_outcome(paths: StudyPaths, events: tuple[dict[str, Any], ...]) -> None:
-    """Raise EvidenceError for a comparison, decision or report that is not what the journal says was written.
+    """Raise EvidenceError for a comparison, decision, report or failures that are not what the journal says.
 
     A missing one is no fault: it can be made again from the records.
     """
     last = {event["kind"]: event for event in events}
-    for kind, path in (("compared", paths.comparison), ("decided", paths.decision)):
+    written = (
+        ("compared", paths.comparison),
+        ("decided", paths.decision),
+        ("faults_recorded", paths.failures),
+    )
+    for kind, path in written:
         if path.is_file():
             _check_written(paths, path, last[kind]["sha256"] if kind in last else None)
     reported = last.get("reported")

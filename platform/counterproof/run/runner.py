@@ -15,6 +15,7 @@ from counterproof.record.journal import Journal
 from counterproof.record.lock import FileLock
 from counterproof.record.store import EQUIVALENCE, RunKey, StudyPaths
 from counterproof.run import assemble, fanout, guard, places
+from counterproof.run.clock_watch import ClockWatch
 from counterproof.run.places import Place
 from counterproof.run.site import LocalSite, Site
 from counterproof.run.spec import RunSpec
@@ -48,6 +49,7 @@ class StudyRunner:
         self._journal = Journal(paths.journal)
         self.plan, self._plan_sha256, _ = verify.verify_plan(paths)
         self._sites: Sequence[Site] = sites or (LocalSite(),)
+        self._clock = ClockWatch()
 
     @staticmethod
     def lock(paths: StudyPaths) -> FileLock:
@@ -156,6 +158,7 @@ class StudyRunner:
             planned = places.places(self.plan, self._journal.events())
             self._progress.run_started(key, planned.index(place) + 1, len(planned))
             began = time.monotonic()
+            self._note_clock()
             try:
                 folder.mkdir(parents=True)
                 site.execute(
@@ -169,8 +172,13 @@ class StudyRunner:
                 self._record_failure(key, error)
                 raise
         seconds = round(time.monotonic() - began, 3)
+        self._note_clock()
         self._journal.append("run_sealed", run=key.name, manifest_sha256=digest, seconds=seconds)
         self._progress.run_ended(key, f"sealed after {seconds:.1f} s")
+
+    def _note_clock(self) -> None:
+        if (step := self._clock.stepped_s()) is not None:
+            self._journal.append("clock_stepped", by_s=round(step, 3))
 
     def _record_failure(self, key: RunKey, error: BaseException) -> None:
         if manifest.is_sealed(self._paths.run(key)):
