@@ -36,7 +36,7 @@ class Worker:
     def __init__(self, config: EngineConfig, model_folder: Path) -> None:
         self._config = config
         self._device = _device(config)
-        threads = config.threads.count or _usable_cores()
+        self._threads = threads = config.threads.count or _usable_cores()
         torch.set_num_threads(threads)
         dtype = _TORCH_DTYPES[config.dtype]
         kv_dtype = dtype if config.kv_cache.format == "auto" else code_type(config.kv_cache.format)
@@ -89,7 +89,7 @@ class Worker:
             "kernel_path": self._backend.path,
             "numerics_mode": self._backend.mode,
             "fallback": self._fallback,
-            "threads": torch.get_num_threads(),
+            "threads": self._threads,
             "torch": torch.__version__,
         }
 

@@ -108,9 +108,13 @@ def load_backend(
     reason = "the native kernels compute on device=cpu" if mode == "auto" else ""
     on_gpu = gpu_status.wanted(device)
     if mode != "fast" and device.type == "cpu" and not on_gpu:
+        # The kernels have threads of their own. OpenMP's, once an operator of torch has started them, would take cores
+        # from these whenever they wait actively, which may be for ever.
+        torch.set_num_threads(1)
         loaded, reason = native.load(folder, spec, dtype, kv_dtype, threads, weight_format)
         if loaded is not None:
             return loaded, ""
+        torch.set_num_threads(threads)
     if weight_format != "auto":
         why = reason or "they serve numerics.mode=auto and invariant on device=cpu"
         raise ConfigError(

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from intaglio.cli import main
+from intaglio.cluster.worker import Worker
 from intaglio.compute import selftest
 from intaglio.compute.native import backend as native
 from intaglio.compute.native import build
@@ -17,6 +19,7 @@ from intaglio.config import EngineConfig, parse_overrides
 from intaglio.engine import Engine
 from intaglio.errors import NumericsError
 from intaglio.intake.request import SamplingParams
+from intaglio.intake.step_plan import StepPlan, StepResult
 
 PROMPTS = ["The import statement", "A class definition", "x = 1"]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -50,6 +53,31 @@ def test_the_default_is_invariant_where_the_kernels_are(
     assert library_path["numerics.mode"] == "fast"
     assert str(library_path["kernel_path"]).startswith("fast/cpu/")
     assert other != bits
+
+
+def test_the_kernels_leave_no_threads_of_openmp_beside_their_own(
+    library: object, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Actively waiting ones would take the cores: a step then takes twice as long."""
+    seen: list[int] = []
+    execute = Worker.execute
+
+    def spy(self: Worker, plan: StepPlan) -> StepResult:
+        seen.append(torch.get_num_threads())
+        return execute(self, plan)
+
+    monkeypatch.setattr(Worker, "execute", spy)
+    before = torch.get_num_threads()
+    try:
+        for mode in ("invariant", "fast"):
+            with Engine(
+                parse_overrides([f"model={tiny_model}", "threads.count=2", f"numerics.mode={mode}"])
+            ) as engine:
+                engine.generate("if", SamplingParams(max_tokens=1))
+                assert engine.effective_config()["threads.count"] == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
 
 
 def test_switched_off_kernels_make_the_default_fast(
