@@ -178,6 +178,23 @@ def test_a_store_of_another_precision_keeps_cached_and_uncached_equal(decoders, 
     assert not torch.equal(plain, decoders(2).run([row("a", tokens)], None))
 
 
+@pytest.mark.parametrize("chosen", [(), (149,), (7, 149, 0, 7)])
+def test_chosen_logits_are_those_of_all_rows_and_lie_in_the_room_given(decoders, chosen):
+    """The last layer is finished for the chosen rows alone; in any order, and in rows of several requests."""
+    plan, other = row("a", text(150)), row("b", text(9, 1))
+    whole = decoders(1).run([plan, other], None)
+    rows = [plan._replace(logit_rows=chosen), other._replace(logit_rows=(8,))]
+    wanted = whole[[*chosen, 158]]
+    for threads in (1, 2):
+        room = torch.full((8, whole.shape[1]), float("nan"))
+        logits = decoders(threads).run(rows, None, room)
+        assert torch.equal(logits, wanted)
+        assert logits.data_ptr() == room.data_ptr()
+        assert torch.isnan(room[len(wanted) :]).all()
+        assert torch.equal(decoders(threads).run(rows, None, room[:1]), wanted)
+    assert decoders(1).run([plan._replace(logit_rows=())], None).shape == (0, whole.shape[1])
+
+
 def test_only_the_step_s_own_slots_are_written(decoders):
     decoder = decoders(2)
     store = make_store(decoder)

@@ -28,6 +28,8 @@ _PROOF_TOKENS = 40
 _HEAD_ROWS = 8 * 64
 # Bytes of one layer's keys and values from which large pages are worth what they waste.
 _HUGE_LAYER_BYTES = 32 << 20
+# Rows of logits whose memory is kept between steps.
+_KEPT_LOGIT_ROWS = 64
 # MAX_HEAD_BYTES of src/tile.h in fp32.
 MAX_HEAD_DIM = 512
 
@@ -42,12 +44,15 @@ class NativeBackend:
         self.path = path
         self.parameters = decoder.model.parameters
         self.weight_bytes = decoder.model.nbytes
+        # Fresh memory in every step would cost a page fault per 4 KiB; only what is touched is ever held.
+        self._logits = torch.empty(_KEPT_LOGIT_ROWS, decoder.spec.vocab)
 
     def run(
         self, rows: Sequence[RowPlan], store: KVStore | None
     ) -> tuple[torch.Tensor, tuple[tuple[str, str], ...]]:
-        """fp32 logits of the rows' chosen queries. Blocks are read where they lie, so nothing is ever gathered."""
-        return self._decoder.run(rows, store), ()
+        """fp32 logits of the rows' chosen queries, good until the next run. Blocks are read where they lie, so nothing
+        is ever gathered."""
+        return self._decoder.run(rows, store, self._logits), ()
 
     def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
         """See Backend.choose."""

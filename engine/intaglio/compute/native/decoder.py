@@ -29,10 +29,16 @@ class NativeDecoder:
         self._kv_dtype = kv_dtype
         self._rope = RopeTable(spec, torch.device("cpu"))
 
-    def run(self, rows: Sequence[RowPlan], store: KVStore | None) -> torch.Tensor:
-        """fp32 logits of the rows' chosen queries, in order [logit rows, vocab]."""
-        logits = torch.empty(sum(len(row.logit_rows) for row in rows), self.spec.vocab)
-        self.forward(rows, store, logits=logits)
+    def run(
+        self, rows: Sequence[RowPlan], store: KVStore | None, room: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """fp32 logits of the rows' chosen queries, in order [logit rows, vocab]: at the front of `room`, fp32
+        [at least as many, vocab], if they fit there, else in memory of their own."""
+        count = sum(len(row.logit_rows) for row in rows)
+        fits = room is not None and count <= room.shape[0]
+        logits = room[:count] if room is not None and fits else torch.empty(count, self.spec.vocab)
+        flat = _Flat(rows, store)
+        self._compute(flat, self._step(flat, store, logits))
         return logits
 
     def forward(
@@ -49,32 +55,40 @@ class NativeDecoder:
         Without `hidden` the tokens are embedded first, else it is changed in place. `logits` receives those of
         the rows' logit_rows. Returns the hidden states.
         """
-        spec = self.spec
         flat = _Flat(rows, store)
-        cos, sin = self._rope.tables(flat.last_position + 1)
         if hidden is None:
-            hidden = torch.empty(flat.token_count, spec.hidden)
+            hidden = torch.empty(flat.token_count, self.spec.hidden)
+        step = self._step(flat, store, logits)
+        step.hidden, step.first = hidden.data_ptr(), first
+        if last is not None:
+            step.last = last
+        if first > 0:
+            step.tokens = None
+        self._compute(flat, step)
+        return hidden
+
+    def _step(self, flat: _Flat, store: KVStore | None, logits: torch.Tensor | None) -> IgStep:
+        """All layers for these rows, without their hidden states."""
         step = IgStep()
         step.tokens, step.positions = _address(flat.tokens), _address(flat.positions)
         step.rows, step.tables = _address(flat.rows), _address(flat.tables)
-        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
-        step.token_count, step.row_count = flat.token_count, len(rows)
-        step.hidden, step.first, step.last = hidden.data_ptr(), first, spec.layers if last is None else last
-        if first > 0:
-            step.tokens = None
+        step.token_count, step.row_count = flat.token_count, flat.row_count
+        step.last = self.spec.layers
         if logits is not None and logits.shape[0]:
-            step.logit_rows, step.logits, step.logit_count = (
-                _address(flat.logits),
-                logits.data_ptr(),
-                logits.shape[0],
-            )
+            step.logit_rows, step.logits = _address(flat.logits), logits.data_ptr()
+            step.logit_count = logits.shape[0]
         if store is None:
             step.kv.block_tokens, step.kv.format = _ENDLESS, KV_FORMAT_OF[self._kv_dtype]
         else:
             step.kv.base, step.kv.layer_stride = store.data.data_ptr(), store.data.stride(0)
             step.kv.block_tokens, step.kv.format = store.block_tokens, KV_FORMAT_OF[store.group.dtype]
+        return step
+
+    def _compute(self, flat: _Flat, step: IgStep) -> None:
+        """Run a step, which points into `flat`."""
+        cos, sin = self._rope.tables(flat.last_position + 1)
+        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
         self.context.forward(self.model.struct, step)
-        return hidden
 
 
 class _Flat:
@@ -96,7 +110,7 @@ class _Flat:
                 self.rows.extend((start, count, row.context_len, len(self.tables), 0))
                 self.tables.extend(row.block_tables[0])
             self.last_position = max(self.last_position, row.start + count - 1)
-        self.token_count = len(self.tokens)
+        self.token_count, self.row_count = len(self.tokens), len(rows)
 
 
 def _address(numbers: array[int]) -> int:

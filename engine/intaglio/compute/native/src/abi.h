@@ -70,7 +70,8 @@ struct IgStep {
     const float* cos;
     const float* sin;
     IgKv kv;
-    // Hidden states fp32 [token_count][hidden]: read when first > 0 or tokens is null, always written.
+    // Hidden states fp32 [token_count][hidden]: read when first > 0 or tokens is null, always written. Null where only
+    // logits are wanted (then first is 0): the last layer is finished for the rows of the logits alone.
     float* hidden;
     float* logits;
     int64_t token_count, row_count, logit_count, first, last;

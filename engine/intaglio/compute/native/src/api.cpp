@@ -1,5 +1,6 @@
 // The C interface besides the forward pass: contexts, and single operations for tests and for callers that
 // compose their own layers.
+#include <algorithm>
 #include <cstring>
 
 #include "context.h"
@@ -24,11 +25,15 @@ int64_t linear_chunks(const LinearJob& job) {
     return groups * ((job.rows + job.rows_per_chunk - 1) / job.rows_per_chunk);
 }
 
-// Rows are divided only where the panels alone are too few to keep every thread busy to the end.
+// Rows are divided so that a part's activations stay in a core's own cache while the panels pass, and where the panels
+// alone are too few to keep every thread busy to the end.
 int64_t rows_per_chunk(const LinearJob& job, int64_t threads) {
     const int64_t groups = job.epilogue == Epilogue::SwiGlu ? panels(job.linear.n / 2) : panels(job.linear.n);
     const int64_t blocks = (job.rows + ROW_BLOCK - 1) / ROW_BLOCK, wanted = 8 * threads;
-    int64_t parts = groups >= wanted || threads == 1 ? 1 : (wanted + groups - 1) / groups;
+    const int64_t block_bytes = ROW_BLOCK * job.ldx * (job.acts_bf16 ? 2 : 4);
+    const int64_t near = NEAR_BYTES > block_bytes ? NEAR_BYTES / block_bytes : 1;
+    int64_t parts = (blocks + near - 1) / near;
+    if (threads > 1 && groups * parts < wanted) parts = (wanted + groups - 1) / groups;
     if (parts > blocks) parts = blocks < 1 ? 1 : blocks;
     return (blocks + parts - 1) / parts * ROW_BLOCK;
 }
@@ -48,6 +53,17 @@ int64_t attention_scratch_bytes(int64_t heads, int64_t kv_heads, int64_t head_di
     return rows * per_row + KEY_TILE * (act_stride(head_dim) + wide + head_dim) * 4 + 16 * 64;
 }
 
+// Tasks of single tokens cost what their contexts are long. Dealt out from the longest down, every thread's share is
+// about as much and ends with the shortest.
+static void deal(std::vector<AttentionTask>& tasks, int64_t threads) {
+    std::stable_sort(tasks.begin(), tasks.end(),
+                     [](const AttentionTask& a, const AttentionTask& b) { return a.row->context > b.row->context; });
+    std::vector<AttentionTask> dealt;
+    for (int64_t t = 0; t < threads; t++)
+        for (size_t i = size_t(t); i < tasks.size(); i += size_t(threads)) dealt.push_back(tasks[i]);
+    tasks.swap(dealt);
+}
+
 // A row of few tokens is one task, which walks its keys and values in the order they lie in memory, if there are
 // rows enough for every thread; else each kv head is one.
 std::vector<AttentionTask> attention_tasks(const IgRow* rows, int64_t count, int64_t heads, int64_t kv_heads,
@@ -61,6 +77,7 @@ std::vector<AttentionTask> attention_tasks(const IgRow* rows, int64_t count, int
             for (int64_t at = 0; at < row.count; at += most)
                 tasks.push_back({&row, at, row.count - at < most ? row.count - at : most, h, whole ? kv_heads : 1});
     }
+    if (int64_t(tasks.size()) == count) deal(tasks, threads);
     return tasks;
 }
 
@@ -165,7 +182,7 @@ void ig_close(IgContext* context) { delete context; }
 const char* ig_context_isa(const IgContext* context) { return context->table.name; }
 
 int64_t ig_workspace_bytes(const IgContext* context) {
-    int64_t sum = context->acts.bytes() + context->qkv.bytes() + context->mixed.bytes() + context->gated.bytes() +
+    int64_t sum = context->hidden.bytes() + context->picked.bytes() + context->acts.bytes() + context->qkv.bytes() + context->mixed.bytes() + context->gated.bytes() +
                   context->own_kv.bytes();
     for (const auto& buffer : context->scratch) sum += buffer.bytes();
     for (const auto& buffer : context->draws) sum += buffer.bytes();

@@ -90,8 +90,10 @@ class Attend {
         const int64_t form = job_.kv.format, bytes = ig::kv_head_bytes(form, dim_), step = job_.kv_heads * bytes;
         const int64_t at = ig::kv_parameter_bytes(form, job_.kv_heads) + (head_ + h) * bytes;
         const bool whole = heads_ == job_.kv_heads, coded = ig::kv_quantised(form);
-        if (whole && h == 0) stream(sources, ig::kv_token_bytes(form, job_.kv_heads, dim_));
-        Ahead ahead(next, at, step, bytes, !whole);
+        const int64_t token = ig::kv_token_bytes(form, job_.kv_heads, dim_);
+        if (whole && h == 0 && start <= low_) stream(sources, token);
+        Ahead ahead = whole ? Ahead(next, 0, 0, token, 1, KEY_TILE * h / heads_, KEY_TILE * (h + 1) / heads_)
+                            : Ahead(next, at, step, bytes, 2, 0, KEY_TILE);
         if (coded) {
             decode(sources, h, 0);
             pack_keys(plain_, 0, dim_, DOT, DOT, ahead, keys_);

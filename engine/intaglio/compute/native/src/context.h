@@ -45,6 +45,6 @@ struct IgContext {
     };
     std::vector<Stamp> stamp;
     int64_t scratch_bytes = 0, stamps = 0;
-    ig::Buffer acts, qkv, mixed, gated, own_kv;
+    ig::Buffer hidden, acts, qkv, mixed, gated, picked, own_kv;
     std::vector<ig::Phase> phases;
 };

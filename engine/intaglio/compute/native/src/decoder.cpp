@@ -35,7 +35,18 @@ struct AttentionPhase {
 
 struct EmbedPhase {
     const IgModel* model;
-    const IgStep* step;
+    const int32_t* tokens;
+    float* hidden;
+};
+
+// Rows of hidden states and of attention's outputs to the front of buffers of their own.
+struct PickPhase {
+    const int32_t* rows;
+    const float* hidden;
+    const uint8_t* mixed;
+    float* hidden_to;
+    uint8_t* mixed_to;
+    int64_t hidden_bytes, mixed_bytes;
 };
 
 void run_linear(const void* what, int64_t chunk, int64_t thread) {
@@ -89,8 +100,8 @@ void run_attention(const void* what, int64_t chunk, int64_t thread) {
 void run_embed(const void* what, int64_t chunk, int64_t) {
     const auto& phase = *(const EmbedPhase*)what;
     const IgModel& model = *phase.model;
-    const int64_t id = phase.step->tokens[chunk], width = model.hidden;
-    float* to = phase.step->hidden + chunk * width;
+    const int64_t id = phase.tokens[chunk], width = model.hidden;
+    float* to = phase.hidden + chunk * width;
     if (!model.embedding) return unpack_row(model.head, id, to);
     if (model.embedding_format == IG_FP32) {
         memcpy(to, (const float*)model.embedding + id * width, size_t(width) * 4);
@@ -101,6 +112,14 @@ void run_embed(const void* what, int64_t chunk, int64_t) {
         const uint32_t bits = uint32_t(from[i]) << 16;
         memcpy(to + i, &bits, 4);
     }
+}
+
+void run_pick(const void* what, int64_t chunk, int64_t) {
+    const auto& phase = *(const PickPhase*)what;
+    const int64_t row = phase.rows[chunk];
+    memcpy((uint8_t*)phase.hidden_to + chunk * phase.hidden_bytes, (const uint8_t*)phase.hidden + row * phase.hidden_bytes,
+           size_t(phase.hidden_bytes));
+    memcpy(phase.mixed_to + chunk * phase.mixed_bytes, phase.mixed + row * phase.mixed_bytes, size_t(phase.mixed_bytes));
 }
 
 // Everything that one step needs while the pool walks it.
@@ -116,7 +135,7 @@ class Step {
         make_room();
         make_tasks();
         if (step_.tokens && step_.first == 0) {
-            embed_ = {&model_, &step_};
+            embed_ = {&model_, step_.tokens, hidden_};
             context_.phases.push_back({run_embed, &embed_, rows_});
         }
         for (int64_t i = step_.first; i < step_.last; i++) add_layer(i);
@@ -133,6 +152,7 @@ class Step {
         context_.prepare_scratch(scratch, PRIVATE_ROWS * wide);
         const int64_t most = rows_ > step_.logit_count ? rows_ : step_.logit_count;
         acts_ = context_.acts.need(most * wide);
+        hidden_ = step_.hidden ? step_.hidden : (float*)context_.hidden.need(rows_ * model_.hidden * 4);
         qkv_ = (float*)context_.qkv.need(rows_ * (q + 2 * kv) * 4);
         mixed_ = context_.mixed.need(rows_ * act_stride(q) * act_bytes_);
         gated_ = context_.gated.need(rows_ * act_stride(model_.intermediate) * act_bytes_);
@@ -156,18 +176,32 @@ class Step {
         const int64_t q = model_.heads * model_.head_dim, hidden = model_.hidden;
         add_normed(layer.qkv, layer.input_norm, Epilogue::Store, qkv_, layer.qkv.n);
         add_attention(layer, index);
-        add_linear(layer.out, mixed_, act_stride(q), rows_, Epilogue::Add, step_.hidden, hidden);
+        if (index == model_.layer_count - 1 && !step_.hidden && step_.logit_count < rows_) pick_rows();
+        if (!rows_) return;
+        add_linear(layer.out, mixed_, act_stride(q), rows_, Epilogue::Add, hidden_, hidden);
         add_normed(layer.gate_up, layer.post_norm, Epilogue::SwiGlu, gated_, act_stride(model_.intermediate));
-        add_linear(layer.down, gated_, act_stride(model_.intermediate), rows_, Epilogue::Add, step_.hidden, hidden);
+        add_linear(layer.down, gated_, act_stride(model_.intermediate), rows_, Epilogue::Add, hidden_, hidden);
+    }
+
+    // Behind the last attention nobody reads any row but those whose logits are wanted: the rest ends here.
+    void pick_rows() {
+        const int64_t hidden = model_.hidden * 4, mixed = act_stride(model_.heads * model_.head_dim) * act_bytes_;
+        uint8_t* to = context_.picked.need(step_.logit_count * (hidden + mixed));
+        pick_ = {step_.logit_rows, hidden_, mixed_, (float*)(to + step_.logit_count * mixed), to, hidden, mixed};
+        context_.phases.push_back({run_pick, &pick_, step_.logit_count});
+        hidden_ = pick_.hidden_to;
+        mixed_ = to;
+        rows_ = step_.logit_count;
+        picked_ = true;
     }
 
     void add_head() {
-        NormJob norm = norm_job(model_.final_norm, step_.logit_rows);
+        NormJob norm = norm_job(model_.final_norm, picked_ ? nullptr : step_.logit_rows);
         add_normed_rows(model_.head, norm, step_.logit_count, Epilogue::Store, step_.logits, model_.vocab);
     }
 
     NormJob norm_job(const float* weight, const int32_t* index) const {
-        return {step_.hidden, weight, acts_, index, model_.hidden, act_stride(model_.hidden), model_.hidden,
+        return {hidden_, weight, acts_, index, model_.hidden, act_stride(model_.hidden), model_.hidden,
                 float(model_.norm_eps), acts_bf16_};
     }
 
@@ -216,13 +250,14 @@ class Step {
     IgContext& context_;
     const IgModel& model_;
     const IgStep& step_;
-    const int64_t rows_;
-    bool acts_bf16_, apart_ = false;
+    int64_t rows_;  // that are still computed
+    bool acts_bf16_, apart_ = false, picked_ = false;
     int64_t act_bytes_;
     uint8_t *acts_ = nullptr, *mixed_ = nullptr, *gated_ = nullptr;
-    float* qkv_ = nullptr;
+    float *qkv_ = nullptr, *hidden_ = nullptr;
     KvView kv_{};
     EmbedPhase embed_{};
+    PickPhase pick_{};
     std::vector<AttentionTask> tasks_;
     std::vector<LinearPhase> linears_;
     std::vector<NormPhase> norms_;

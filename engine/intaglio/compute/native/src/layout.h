@@ -18,6 +18,8 @@ constexpr int64_t PANEL = 64;
 // are rounded far more coarsely than its sum, so there the block only keeps a panel's part in the near cache.
 constexpr int64_t K_BLOCK_FP32 = 128;
 constexpr int64_t K_BLOCK_PAIRS = 512;
+// Where the sum does not depend on it, with few rows: while such a block is multiplied the next one comes from memory.
+constexpr int64_t K_BLOCK_FRESH = 128;
 // Keys are visited in tiles at fixed absolute positions, so that a query's additions depend on its own
 // position alone.
 constexpr int64_t KEY_TILE = 64;
@@ -25,6 +27,9 @@ constexpr int64_t KEY_TILE = 64;
 constexpr int64_t QUERY_ROWS = 96;
 // Rows whose partial sums stay in the scratch of a thread while K blocks pass.
 constexpr int64_t ROW_BLOCK = 48;
+
+// Activations of a run of rows that a core's second cache holds beside a panel or two.
+constexpr int64_t NEAR_BYTES = 640 << 10;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 constexpr int64_t panels(int64_t n) { return (n + PANEL - 1) / PANEL; }

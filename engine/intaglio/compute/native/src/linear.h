@@ -16,9 +16,10 @@ static void panel_sums(const LinearJob& job, int64_t panel, int64_t row, int64_t
     const IgLinear& lin = job.linear;
     const uint8_t* w = (const uint8_t*)lin.weight + panel * ig::panel_bytes(lin.k, lin.format);
     const auto* x = (const typename Kernel::Act*)job.x + row * job.ldx;
-    const int64_t k = ig::round_up(lin.k, 2), step = ig::k_block(lin.k, lin.format);
+    const int64_t k = ig::round_up(lin.k, 2);
     const int64_t whole = lin.format == IG_FP32 ? lin.k : k;
     const bool fresh = Kernel::lines(2) && rows > Kernel::ROWS && job.rows <= FEW_ROWS;
+    const int64_t step = fresh && Kernel::CHAINED ? ig::K_BLOCK_FRESH : ig::k_block(lin.k, lin.format);
     for (int64_t at = 0; at < whole; at += step) {
         const int64_t count = min_of(step, whole - at);
         if (fresh) times_fresh_panel<Kernel>(x + at, job.ldx, rows, w, at, count, c, at == 0, w + Kernel::lines(at + count) * PANEL * 4);
@@ -93,8 +94,9 @@ static void write_swiglu(const float* gate, const float* up, const LinearJob& jo
 
 static void linear(const LinearJob& job, int64_t chunk, uint8_t* scratch) {
     const IgLinear& lin = job.linear;
-    const int64_t parts = (job.rows + job.rows_per_chunk - 1) / job.rows_per_chunk;
-    const int64_t group = chunk / parts, first = chunk % parts * job.rows_per_chunk;
+    const int64_t groups = job.epilogue == Epilogue::SwiGlu ? ig::panels(lin.n / 2) : ig::panels(lin.n);
+    // All panels pass one run of rows before the next.
+    const int64_t group = chunk % groups, first = chunk / groups * job.rows_per_chunk;
     const int64_t last = min_of(first + job.rows_per_chunk, job.rows);
     float* c = (float*)scratch;
     for (int64_t row = first; row < last; row += ROW_BLOCK) {

@@ -44,9 +44,10 @@ IG_INLINE void pair_wide(V (&acc)[R][N], const float* x, int64_t ldx, const uint
 
 struct Int8Wide {
     using Act = float;
+    static constexpr bool CHAINED = false;
     static constexpr int ROWS = MAX_ROWS;
     static int64_t lines(int64_t) { return 0; }
-    template <int R, int N, bool AHEAD>
+    template <int R, int N, int AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first, const uint8_t*) {
         const uint16_t* w = (const uint16_t*)panel + k0 / 2 * PANEL + v0 * W;
@@ -59,9 +60,10 @@ struct Int8Wide {
 
 struct Q8Wide {
     using Act = float;
+    static constexpr bool CHAINED = false;
     static constexpr int ROWS = MAX_ROWS;
     static int64_t lines(int64_t) { return 0; }
-    template <int R, int N, bool AHEAD>
+    template <int R, int N, int AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first, const uint8_t*) {
         const uint8_t* at = panel + k0 / QUANT_BLOCK * Q8_BYTES;
@@ -78,9 +80,10 @@ struct Q8Wide {
 
 struct Q4Wide {
     using Act = float;
+    static constexpr bool CHAINED = false;
     static constexpr int ROWS = MAX_ROWS;
     static int64_t lines(int64_t) { return 0; }
-    template <int R, int N, bool AHEAD>
+    template <int R, int N, int AHEAD>
     static void block(const float* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first, const uint8_t*) {
         const uint8_t* at = panel + k0 / QUANT_BLOCK * Q4_BYTES;
@@ -137,9 +140,10 @@ IG_INLINE void pair_dot(V (&acc)[R][N], const uint16_t* x, int64_t ldx, const ui
 
 struct Int8Dot {
     using Act = uint16_t;
+    static constexpr bool CHAINED = false;
     static constexpr int ROWS = MAX_ROWS;
     static int64_t lines(int64_t) { return 0; }
-    template <int R, int N, bool AHEAD>
+    template <int R, int N, int AHEAD>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first, const uint8_t*) {
         const uint8_t* w = panel + (k0 / 2 * PANEL + v0 * W) * 2;
@@ -152,9 +156,10 @@ struct Int8Dot {
 
 struct Q8Dot {
     using Act = uint16_t;
+    static constexpr bool CHAINED = false;
     static constexpr int ROWS = MAX_ROWS;
     static int64_t lines(int64_t) { return 0; }
-    template <int R, int N, bool AHEAD>
+    template <int R, int N, int AHEAD>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first, const uint8_t*) {
         const uint8_t* at = panel + k0 / QUANT_BLOCK * Q8_BYTES;
@@ -171,9 +176,10 @@ struct Q8Dot {
 
 struct Q4Dot {
     using Act = uint16_t;
+    static constexpr bool CHAINED = false;
     static constexpr int ROWS = 4;  // codes in flight take registers too
     static int64_t lines(int64_t) { return 0; }
-    template <int R, int N, bool AHEAD>
+    template <int R, int N, int AHEAD>
     static void block(const uint16_t* x, int64_t ldx, const uint8_t* panel, int v0, int64_t k0, int64_t k, float* c,
                       bool first, const uint8_t*) {
         // 0 .. 15 as bf16, twice: a lookup reads five bits, and the fifth belongs to the next code.

@@ -25,10 +25,8 @@ static void find_keys(const AttentionJob& job, const IgRow& row, int64_t start, 
     }
 }
 
-// A step walks far more memory than the caches keep. Two ways to have a tile near when it is needed:
-//
-// A task of all heads reads its tile's tokens once in the order they lie in: a plain stream, which the hardware runs
-// ahead of much faster than single requests are served.
+// A step walks far more memory than the caches keep. Its first tile a task of all heads reads once in the order its
+// tokens lie in: a plain stream, which the hardware runs ahead of much faster than single requests are served.
 IG_INLINE void stream(const uint8_t* const* sources, int64_t bytes) {
     uint64_t any = 0;
     for (int64_t i = 0; i < KEY_TILE; i++)
@@ -40,23 +38,26 @@ IG_INLINE void stream(const uint8_t* const* sources, int64_t bytes) {
     asm volatile("" : : "r"(any));
 }
 
-// A task of one head asks for that head's lines of the next tile, which lie too far apart to be guessed, a few at a
-// time between the work on this one.
+// Lines of the next tile, asked for a few at a time between the work on this one: `parts` runs of `bytes` bytes, `step`
+// apart from `key` on, of each of its tokens [from, to). A task of one head asks for that head's keys and values, a task
+// of all heads for whole tokens, in every head's turn a share of them.
 class Ahead {
   public:
-    Ahead(const uint8_t* const* next, int64_t key, int64_t step, int64_t bytes, bool wanted)
-        : next_(next), key_(key), step_(step), bytes_(bytes), lines_(wanted ? 2 * KEY_TILE * ((bytes + 63) / 64) : 0) {
-        if (wanted) open();
+    Ahead(const uint8_t* const* next, int64_t key, int64_t step, int64_t bytes, int64_t parts, int64_t from, int64_t to)
+        : next_(next), key_(key), step_(step), bytes_(bytes), parts_(parts), to_(to),
+          lines_(parts * (to - from) * ((bytes + 63) / 64)), token_(from) {
+        open();
     }
 
     int64_t lines() const { return lines_; }
 
     void bring(int64_t count) {
         for (; count > 0 && at_; count--) {
-            prefetch(at_);
+            if (parts_ == 1) prefetch_far(at_);  // more than the first cache holds
+            else prefetch(at_);
             at_ += 64;
             if (at_ >= stop_) {
-                part_ ^= 1;
+                part_ = part_ + 1 < parts_ ? part_ + 1 : 0;
                 token_ += part_ == 0;
                 open();
             }
@@ -65,15 +66,15 @@ class Ahead {
 
   private:
     void open() {
-        at_ = token_ < KEY_TILE ? next_[token_] : nullptr;
+        at_ = token_ < to_ ? next_[token_] : nullptr;
         if (!at_) return;
         at_ += key_ + part_ * step_;
         stop_ = at_ + bytes_;
     }
 
     const uint8_t* const* next_;
-    const int64_t key_, step_, bytes_, lines_;
-    int64_t token_ = 0, part_ = 0;
+    const int64_t key_, step_, bytes_, parts_, to_, lines_;
+    int64_t token_, part_ = 0;
     const uint8_t *at_ = nullptr, *stop_ = nullptr;
 };
 
