@@ -24,12 +24,16 @@ SCHEMA = "counterproof-peer-cell/1"
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A peer, or intaglio in one configuration. `options` differ between contestants of the same peer."""
+    """A peer, or intaglio in one configuration. `options` differ between contestants of the same peer.
+
+    only: the workloads it takes part in; () for all.
+    """
 
     name: str
     title: str
     peer: str
     options: dict[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,17 @@ def _contestants(args: argparse.Namespace, root: Path) -> list[Contestant]:
         Contestant(f"intaglio-{mode}", f"intaglio {mode}", "intaglio", {"numerics.mode": mode})
         for mode in args.modes
     ]
+    # What sharing a prefix saves is seen beside the same engine without it.
+    chosen += [
+        Contestant(
+            f"intaglio-{mode}-unshared",
+            f"intaglio {mode}, no prefix cache",
+            "intaglio",
+            {"numerics.mode": mode, "prefix_cache.enabled": False},
+            only=("w3",),
+        )
+        for mode in args.modes
+    ]
     for text in args.intaglio:
         name, _, settings = text.partition(":")
         slug = "".join(letter if letter.isalnum() else "-" for letter in name)

@@ -44,7 +44,7 @@ class Comparison:
         rates: list[floors.Rates] = []
         for workload, dtype in self.cases:
             references = self.references(workload)
-            runs: Runs = {contestant.name: {} for contestant in self.contestants}
+            runs: Runs = {contestant.name: {} for contestant in self._taking_part(workload)}
             for repeat in range(self.repeats):
                 self._round(workload, dtype, repeat, runs, rates)
                 summary = self._case(workload, dtype, runs, references, rates)
@@ -56,10 +56,13 @@ class Comparison:
         rate = self._rates(f"{workload}-{dtype}-{repeat}")
         if rate is not None:
             rates.append(rate)
-        for contestant in self.contestants:
+        for contestant in self._taking_part(workload):
             answer = self._cell(workload, dtype, contestant, repeat)
             runs[contestant.name][repeat] = answer
             self.say(f"{workload} {dtype} {repeat + 1}/{self.repeats} {contestant.title:22} {_brief(answer)}")
+
+    def _taking_part(self, workload: str) -> list[Contestant]:
+        return [one for one in self.contestants if not one.only or workload in one.only]
 
     def _cell(self, workload: str, dtype: str, contestant: Contestant, repeat: int) -> dict[str, Any]:
         if (known := self.given_up.get((workload, dtype, contestant.name))) is not None:
@@ -135,7 +138,8 @@ class Comparison:
         rates: list[floors.Rates],
     ) -> dict[str, Any]:
         summary = table.summarise(runs, references)
-        own = [contestant.name for contestant in self.contestants if contestant.peer == "intaglio"]
+        taking_part = self._taking_part(workload)
+        own = [contestant.name for contestant in taking_part if contestant.peer == "intaglio"]
         keys = table.RATIOS[workload]
         return {
             "workload": workload,

@@ -222,8 +222,12 @@ def test_contestants_are_ours_and_what_is_installed(tmp_path: Path) -> None:
     environments.write_record(tmp_path, environments.Record("openvino", True))
     environments.write_record(tmp_path, environments.Record("vllm", False, reason="no wheel"))
     args = compare._arguments(["--intaglio", "plain cache:kv_cache.format=fp32"])
-    names = [contestant.name for contestant in compare._contestants(args, tmp_path)]
-    assert names == ["intaglio-invariant", "intaglio-fast", "intaglio-plain-cache", "openvino"]
+    chosen = compare._contestants(args, tmp_path)
+    unshared = ["intaglio-invariant-unshared", "intaglio-fast-unshared"]
+    names = [contestant.name for contestant in chosen]
+    assert names == ["intaglio-invariant", "intaglio-fast", *unshared, "intaglio-plain-cache", "openvino"]
+    assert {one.name for one in chosen if one.only == ("w3",)} == set(unshared)
+    assert all(one.options["prefix_cache.enabled"] is False for one in chosen if one.only)
     with pytest.raises(SystemExit, match="no wheel"):
         compare._contestants(compare._arguments(["--peers", "vllm"]), tmp_path)
 

@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     from intaglio.config import EngineConfig
 
 
+_SHARED, _COMPUTED = "shared", "computed for every request"
+
+
 class Intaglio:
     """One engine; `options` are engine settings by dotted path, e.g. {"numerics.mode": "invariant"}."""
 
     def __init__(self, task: Task) -> None:
-        from intaglio.config import EngineConfig, flatten, from_flat
+        from intaglio.config import WEIGHT_FORMATS, EngineConfig, flatten, from_flat
         from intaglio.engine import Engine
         from intaglio.errors import IntaglioError
 
@@ -28,6 +31,8 @@ class Intaglio:
             "threads.wait_policy": task.wait_policy,
             "scheduler.max_running": task.widest(),
         }
+        if task.dtype in WEIGHT_FORMATS:  # a format of the weights alone: everything else is bf16
+            values |= {"dtype": "bf16", "weights.format": task.dtype}
         values |= task.options
         missing = sorted(set(values) - set(known))
         if missing:
@@ -35,7 +40,9 @@ class Intaglio:
         self._sharing = "no prefix to share"
         try:
             config = from_flat(values)
-            if task.prefix_cache:
+            if "prefix_cache.enabled" in task.options:
+                self._sharing = _SHARED if config.prefix_cache.enabled else _COMPUTED
+            elif task.prefix_cache:
                 config, self._sharing = _with_prefix_cache(config)
         except IntaglioError as error:
             raise UnsupportedTaskError(str(error)) from error
@@ -61,7 +68,7 @@ class Intaglio:
     def facts(self) -> dict[str, str]:
         """What the engine says it runs."""
         effective = self._engine.effective_config()
-        keys = ("kernel_path", "numerics.mode", "kv_cache.format")
+        keys = ("kernel_path", "numerics.mode", "weights.format", "kv_cache.format")
         return {key: str(effective[key]) for key in keys} | {"prefix": self._sharing}
 
 
@@ -71,9 +78,9 @@ def _with_prefix_cache(config: EngineConfig) -> tuple[EngineConfig, str]:
     from intaglio.errors import ConfigError
 
     try:
-        return from_flat({"prefix_cache.enabled": True}, config), "shared"
+        return from_flat({"prefix_cache.enabled": True}, config), _SHARED
     except ConfigError:
-        return config, "computed for every request"
+        return config, _COMPUTED
 
 
 if __name__ == "__main__":
