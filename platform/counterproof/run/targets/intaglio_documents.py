@@ -59,7 +59,8 @@ class Documents:
     def _upload(self, documents: Sequence[tuple[int, ...]]) -> None:
         if not documents:
             return
-        begun, infos = time.perf_counter_ns(), []
+        begun = time.perf_counter_ns()
+        infos: list[Any] = []
         for document in documents:
             try:
                 info = self._contexts.create(list(document), ttl_s=TTL_S)
