@@ -119,9 +119,7 @@ def my_key(name: str | None, review: Registry, roles: tuple[str, ...]) -> tuple[
     found = []
     for candidate in [name] if name else keys.names():
         pair = keys.load(candidate)
-        role = next((e.role for e in review.entries if e.keyid == pair.key_id), None)
-        if role in roles:
-            found.append((pair, role))
+        found += [(pair, e.role) for e in review.entries if e.keyid == pair.key_id and e.role in roles]
     if len(found) == 1:
         return found[0]
     if name:
