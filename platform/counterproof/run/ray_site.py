@@ -220,8 +220,6 @@ def _remote(node: str, function: Callable[..., dict[str, Any]]) -> Any:
         num_cpus=0,
         max_retries=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        # Ray hides the accelerators from a task that asks for none.
-        runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},
     )
 
 

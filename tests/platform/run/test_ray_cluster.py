@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,15 @@ def cluster(
     monkeypatch.setenv("RAY_worker_niceness", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     nodes = Nodes(Cluster(), monkeypatch, tmp_path)
-    before = set(_ray_processes())
-    try:
-        with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:
-            nodes.place = place
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:
+        nodes.place = place
+        try:
             yield nodes
+        finally:
+            started = psutil.Process().children(recursive=True)
             ray.shutdown()
             nodes.cluster.shutdown()
-    finally:
-        ray.shutdown()
-        _end(set(_ray_processes()) - before)
+            _end(started)
 
 
 class Nodes:
@@ -82,23 +81,13 @@ class Nodes:
         self._patch.setenv("RAY_ADDRESS", self.cluster.address)
 
 
-def _ray_processes() -> list[int]:
-    found = []
-    for process in psutil.process_iter(["name", "cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if "raylet" in line or "gcs_server" in line or "/ray/" in line:
-            found.append(process.pid)
-    return found
-
-
-def _end(pids: set[int]) -> None:
+def _end(started: list[psutil.Process]) -> None:
     """Wait for processes that are ending; kill those still there past half of the deadline."""
-    deadline = time.monotonic() + END_SECONDS
-    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(processes, timeout=END_SECONDS / 2)
+    _, alive = psutil.wait_procs(started, timeout=END_SECONDS / 2)
     for process in alive:
-        process.kill()
-    _, alive = psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, alive = psutil.wait_procs(alive, timeout=END_SECONDS / 2)
     assert not alive
 
 
