@@ -15,6 +15,7 @@ st.navigation(
             st.Page(path, title=label, icon=icon, url_path=path.split("/")[-1].removesuffix(".py"))
             for path, label, icon in OF_ONE_STUDY[1:]
         ),
+        st.Page("pages/replication.py", title="Replication", icon=":material/group:", url_path="replication"),
     ],
     position="top",
 ).run()

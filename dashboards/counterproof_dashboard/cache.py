@@ -11,7 +11,7 @@ import streamlit as st
 
 from counterproof.measure.prefix_miss import NearMiss
 from counterproof.run.targets.explain_miss import decoder_for
-from counterproof_dashboard import data, misses, samples, stage_samples
+from counterproof_dashboard import data, misses, replication, samples, stage_samples
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.samples import ArmCount
 
@@ -66,6 +66,12 @@ def near_misses(name: str, block: int, size: int) -> list[NearMiss]:
     return found
 
 
+def review(folder: str) -> replication.Review:
+    """The public view of a review as its files are now."""
+    found: replication.Review = _review(folder, replication.fingerprint(Path(folder)))
+    return found
+
+
 @st.cache_resource(max_entries=8, show_spinner="Reading the tokenizer …")
 def decoder(model: str, tokenizer_sha256: str) -> tuple[Any, str]:
     """See `explain_miss.decoder_for`."""
@@ -100,3 +106,9 @@ def _workload(place: Place, block: int) -> misses.Workload:
 @st.cache_data(max_entries=64, show_spinner="Comparing prompts …")
 def _near_misses(place: Place, block: int, size: int) -> list[NearMiss]:
     return misses.nearest(_workload(place, block).prompts, size)
+
+
+@st.cache_data(max_entries=64, show_spinner="Checking ledgers …")
+def _review(folder: str, fingerprint: str) -> replication.Review:
+    del fingerprint  # part of the key alone
+    return replication.read(Path(folder))

@@ -162,7 +162,13 @@ def chart(found: Roofline, *, title: str, subtitle: list[str], mode: str = theme
     ]
     layers = [
         alt.Chart(roof).mark_line(color=rule, strokeWidth=2).encode(x=x, y=y, order="intensity:Q"),
-        alt.Chart(names).mark_text(color=rule, dy=-9, fontStyle="italic").encode(x=x, y=y, text="name:N"),
+        *(
+            alt.Chart(names.iloc[[place]])
+            .mark_text(color=rule, align=align, dx=shift, dy=-9, fontStyle="italic")
+            .encode(x=x, y=y, text="name:N")
+            # Beside the slope the name ends left of it, so that the line never crosses its letters.
+            for place, align, shift in ((0, "center", 0), (1, "right", -9))
+        ),
         alt.Chart(points)
         .mark_point(filled=True, size=130, opacity=1)
         .encode(x=x, y=y, color=colour, shape=alt.Shape("arm:N", legend=None), tooltip=tips),

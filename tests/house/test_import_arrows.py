@@ -22,7 +22,7 @@ ALLOWED = {
     "intaglio": set(),
     "counterproof": {"intaglio"},
     "counterproof_review": {"counterproof", "intaglio"},
-    "counterproof_dashboard": {"counterproof"},
+    "counterproof_dashboard": {"counterproof", "counterproof_review"},
 }
 # The engine's torch-free face: what may be imported outside run/targets.
 ENGINE_FACE = ("intaglio.config", "intaglio.errors", "intaglio.models")
