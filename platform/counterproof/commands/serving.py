@@ -53,7 +53,12 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--api-keys", metavar="FILE", help="lines `key tenant [admin]`")
     parser.add_argument("--max-queue", type=int, metavar="N", help="most waiting requests")
     parser.add_argument("--request-timeout-s", type=float, metavar="S", help="longest answer")
-    parser.add_argument("--drain-timeout-s", type=float, metavar="S", help="time to finish at the end")
+    parser.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        metavar="S",
+        help="time for requests in flight to finish after a change and at the end (default: 600)",
+    )
     parser.set_defaults(func=_serve)
 
 

@@ -17,13 +17,16 @@ from counterproof.run.targets.http.server_process import PAUSE, ServerProcess
 
 LOOPBACK = "127.0.0.1"
 STOP_S = 30.0
+# How long a replaced engine may finish what it began: as long as a request may last, so that a change ends none.
+DRAIN_S = 600
 # A key in the environment would lock the harness out of its own server.
 _KEY = "INTAGLIO_API_KEY"
 
 
 def follow_command(served: Path, *more: str) -> list[str]:
-    """`intaglio serve` that follows the file `served`."""
-    return [sys.executable, "-P", "-m", "intaglio", "serve", "--follow", str(served), "--ready-json", *more]
+    """`intaglio serve` that follows the file `served`; what `more` says again counts."""
+    command = [sys.executable, "-P", "-m", "intaglio", "serve", "--follow", str(served), "--ready-json"]
+    return [*command, "--drain-timeout-s", str(DRAIN_S), *more]
 
 
 class PrivateServer:
