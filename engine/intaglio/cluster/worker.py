@@ -120,7 +120,7 @@ class Worker:
             self._mover.start(plan.moves)
         moved_ns = time.perf_counter_ns() - began
         began += moved_ns
-        errors = {row.request_id: self._refuse(row, plan.use_cache) for row in plan.rows}
+        errors = self._refusals(plan)
         rows = tuple(row for row in plan.rows if not errors[row.request_id])
         store = self._store if plan.use_cache else None
         try:
@@ -188,8 +188,21 @@ class Worker:
             return torch.empty(0, self._spec.vocab), ()
         return self._backend.run(rows, store)
 
+    def _refusals(self, plan: StepPlan) -> dict[str, str]:
+        """By row why it cannot be computed, or "". The blocks of the others are claimed."""
+        errors = {row.request_id: self._refuse(row, plan.use_cache) for row in plan.rows}
+        if plan.use_cache and self._store is not None:
+            sound = [row for row in plan.rows if not errors[row.request_id]]
+            claims = [
+                (row.block_tables[0], row.generations[0], row.start, row.start + len(row.tokens))
+                for row in sound
+            ]
+            for row, text in zip(sound, self._store.claim_all(claims)):
+                errors[row.request_id] = text
+        return errors
+
     def _refuse(self, row: RowPlan, use_cache: bool) -> str:
-        """Why a row cannot be computed, or ""."""
+        """What is wrong with a row besides its blocks, or ""."""
         count = len(row.tokens)
         if not count or min(row.tokens) < 0 or max(row.tokens) >= self._spec.vocab:
             return f"tokens must be a non-empty list of ids in 0..{self._spec.vocab - 1}"
@@ -206,7 +219,7 @@ class Worker:
             return "" if row.start == 0 and row.context_len == 0 else "a row without a cache must start at 0"
         if row.context_len != row.start or len(row.block_tables) != 1 or len(row.generations) != 1:
             return "a cached row needs context_len == start and one block table with generations"
-        return self._store.claim(row.block_tables[0], row.generations[0], row.start, row.start + count)
+        return ""
 
     def _choose(self, rows: tuple[RowPlan, ...], logits: torch.Tensor) -> dict[str, RowResult]:
         """Sample from the last logit row of each row that wants a token."""

@@ -7,6 +7,7 @@ consecutive blocks is a plain view.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,11 @@ import torch
 from intaglio.errors import WorkerError
 from intaglio.state.kv_codec import KVCodec, codec_of
 
+# A row's block table and generations, and its tokens [0, context) to read and [context, end) to write.
+Claim = tuple[Sequence[int], Sequence[int], int, int]
+
+# From this many blocks on arrays check a step's tables faster than a loop.
+_MANY_BLOCKS = 256
 # Up to this many slots a plain loop is quicker than arrays.
 _FEW_SLOTS = 8
 
@@ -82,6 +88,7 @@ class KVStore:
         self.data = torch.empty(shape, dtype=self.codec.storage, device=device)
         self._layer_views = self.data.unbind(0)
         self._generations: list[int | None] = [None] * blocks
+        self._stamps = np.full(blocks, -1, dtype=np.int64)  # the same as an array, -1 for None
 
     @property
     def block_bytes(self) -> int:
@@ -109,8 +116,36 @@ class KVStore:
             if known[block] != generation:
                 return f"block {block} is stale: generation {known[block]}, planned {generation}"
         for block, generation in zip(table[written:needed], generations[written:needed], strict=True):
-            known[block] = generation
+            self.adopt(block, generation)
         return ""
+
+    def claim_all(self, rows: Sequence[Claim]) -> list[str]:
+        """What `claim` says of every row of a step, in order.
+
+        The long tables of rows that begin no block are checked together, after the others have taken theirs.
+        """
+        size = self.block_tokens
+        said, settled = [""] * len(rows), []
+        many = sum(len(row[0]) for row in rows) >= _MANY_BLOCKS
+        for i, (table, generations, context, end) in enumerate(rows):
+            fits = end <= len(table) * size and len(table) == len(generations)
+            if many and fits and -(-context // size) == -(-end // size):
+                settled.append(i)
+            else:
+                said[i] = self.claim(table, generations, context, end)
+        if settled and not self._hold_all([rows[i] for i in settled]):
+            for i in settled:
+                said[i] = self.claim(*rows[i])
+        return said
+
+    def _hold_all(self, rows: Sequence[Claim]) -> bool:
+        """Whether every block that holds context of these rows carries its generation."""
+        used = [-(-context // self.block_tokens) for _, _, context, _ in rows]
+        blocks = _joined([row[0][:count] for row, count in zip(rows, used)], np.int32)
+        if not len(blocks) or blocks.min() < 0 or blocks.max() >= self.blocks:
+            return False
+        wanted = _joined([row[1][:count] for row, count in zip(rows, used)], np.int64)
+        return bool((self._stamps[blocks] == wanted).all())
 
     def slots(self, table: Sequence[int], start: int, end: int) -> list[int]:
         """Slots of positions [start, end) under a block table."""
@@ -184,6 +219,7 @@ class KVStore:
     def adopt(self, block: int, generation: int | None) -> None:
         """The block was filled from outside under this generation; None: it holds nothing that may be read."""
         self._generations[block] = generation
+        self._stamps[block] = -1 if generation is None else generation
 
     def planes(self, block: int) -> tuple[torch.Tensor, ...]:
         """All bytes of one block as uint8 views into the store, one per layer: what a copy of it must move.
@@ -201,6 +237,15 @@ class KVStore:
         for block in blocks:
             start = block * self.block_tokens
             self.data[:, start : start + self.block_tokens].fill_(self.codec.poison)
+
+
+def _joined(parts: list[Sequence[int]], kind: type[np.signedinteger]) -> np.ndarray:
+    """Sequences end to end; those of a planner are arrays of this kind already."""
+    code = "i" if kind is np.int32 else "q"
+    arrays = [part for part in parts if isinstance(part, array) and part.typecode == code]
+    if len(arrays) == len(parts):
+        return np.frombuffer(b"".join(arrays), dtype=kind)
+    return np.fromiter((number for part in parts for number in part), dtype=kind)
 
 
 def _index(index: torch.Tensor | None) -> torch.Tensor:

@@ -136,6 +136,34 @@ def test_claims_follow_generations(store):
     assert "outside" in store.claim((-1, 2), (7, 7), 0, 5)
 
 
+@pytest.mark.parametrize("kind", [list, lambda numbers: array("q", numbers)])
+def test_long_tables_are_checked_together_and_each_bad_row_is_told(kind):
+    many, blocks = KVStore(PoolGroup(1, 1, 2, torch.float32), 600, 4, torch.device("cpu")), 150
+    tables = [array("i", range(150 * i, 150 * (i + 1))) for i in range(4)]
+    rows = [(tables[i], kind([i + 1] * blocks), 0, blocks * 4) for i in range(4)]
+    assert many.claim_all(rows) == [""] * 4
+    again = [(table, own, end - 1, end) for table, own, _, end in rows]
+    calls = []
+    one_by_one = many.claim
+    many.claim = lambda *row: calls.append(row) or one_by_one(*row)
+    assert many.claim_all(again) == [""] * 4
+    assert calls == []
+    # A block goes to another owner between two steps, and a block within one: its old reader is told at once.
+    many.adopt(300, 99)
+    assert [text[:14] for text in many.claim_all(again)] == ["", "", "block 300 is s", ""]
+    taker = (array("i", [7]), array("q", [50]), 0, 4)
+    assert [text[:12] for text in many.claim_all([again[0], again[1], again[3], taker])] == [
+        "block 7 is s",
+        "",
+        "",
+        "",
+    ]
+    short = (tables[1][:149], again[1][1][:149], 599, 600)
+    assert "cannot hold" in many.claim_all([again[1], again[3], short])[2]
+    outside = (array("i", [600]) + tables[1][1:], again[1][1], 599, 600)
+    assert "outside" in many.claim_all([again[3], outside])[1]
+
+
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 1), (5, 13), (0, 24), (7, 24), (23, 24), (3, 20)])
 def test_slots_follow_any_block_table(store, start, end):
     size, table = store.block_tokens, [5, 0, 6, 2, 7, 1]
