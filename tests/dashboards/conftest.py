@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,12 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from counterproof.record import atomic, canonical
 from counterproof.record.journal import Journal
 from counterproof.record.store import StudyPaths
 from counterproof.run.judge import evaluate
+from counterproof_dashboard.commands import APP
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 GAIN = "20260102-030405-kv_cache"
@@ -23,6 +27,7 @@ KILLED = "20260103-000000-kv_cache"
 EXPLORATORY = "20260104-000000-null"
 INVALID = "20260105-000000-invalid"
 LOST = "20260106-000000-lost"
+DEADLINE = 60
 
 
 def _synthetic() -> ModuleType:
@@ -108,3 +113,42 @@ def own(gallery: Path, tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return copy
+
+
+@pytest.fixture
+def open_page(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+    """`open_page(store, "compare", study=[...])` runs a page without errors and returns it."""
+
+    def run(store: Path, page: str = "experiments", **query: Any) -> AppTest:
+        monkeypatch.setenv("COUNTERPROOF_STORE", str(store))
+        app = AppTest.from_file(str(APP), default_timeout=DEADLINE)
+        for name, value in query.items():
+            app.query_params[name] = value
+        app.run()
+        if page != "experiments":
+            app.switch_page(f"pages/{page}.py")
+            for name, value in query.items():
+                app.query_params[name] = value
+            app.run()
+        assert not app.exception, [e.value for e in app.exception]
+        return app
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def specs_of() -> Callable[[AppTest], dict[str, dict[str, Any]]]:
+    """`specs_of(app)`: the page's charts by title, with the rows that the server sends under `datasets`."""
+
+    def read(app: AppTest) -> dict[str, dict[str, Any]]:
+        found = {}
+        for chart in app.get("vega_lite_chart"):
+            spec = json.loads(chart.proto.spec)
+            tables = {
+                part.name: pa.ipc.open_stream(part.data.data).read_pandas() for part in chart.proto.datasets
+            }
+            spec["datasets"] = {name: table.to_dict("records") for name, table in tables.items()}
+            found[spec["title"]["text"]] = spec
+        return found
+
+    return read

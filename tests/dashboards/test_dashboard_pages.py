@@ -10,32 +10,8 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from counterproof_dashboard.commands import APP
-
 GAIN, KILLED = "20260102-030405-kv_cache", "20260103-000000-kv_cache"
 EXPLORATORY, INVALID, UNFINISHED = "20260104-000000-null", "20260105-000000-invalid", "20260106-000000-lost"
-DEADLINE = 60
-
-
-@pytest.fixture
-def open_page(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
-    """`open_page(store, "compare", study=[...])` runs a page without errors and returns it."""
-
-    def run(store: Path, page: str = "experiments", **query: Any) -> AppTest:
-        monkeypatch.setenv("COUNTERPROOF_STORE", str(store))
-        app = AppTest.from_file(str(APP), default_timeout=DEADLINE)
-        for name, value in query.items():
-            app.query_params[name] = value
-        app.run()
-        if page != "experiments":
-            app.switch_page(f"pages/{page}.py")
-            for name, value in query.items():
-                app.query_params[name] = value
-            app.run()
-        assert not app.exception, [e.value for e in app.exception]
-        return app
-
-    return run
 
 
 def words(app: AppTest) -> str:
