@@ -52,7 +52,8 @@ def cluster(
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     nodes = Nodes(Cluster(), monkeypatch, tmp_path)
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:
-        nodes.place = place
+        # Everything of Ray's, the note of the cluster's address included, lies there.
+        monkeypatch.setenv("RAY_TMPDIR", place)
         try:
             yield nodes
         finally:
@@ -65,7 +66,6 @@ def cluster(
 class Nodes:
     def __init__(self, cluster: Any, patch: pytest.MonkeyPatch, folder: Path) -> None:
         self.cluster = cluster
-        self.place = ""
         self._patch = patch
         self._folder = folder
 
@@ -74,8 +74,7 @@ class Nodes:
         own = os.environ[VARIABLE]
         self._patch.setenv(VARIABLE, str(self._folder / f"{name}.lock"))
         extra: dict[str, Any] = {"resources": {name: 1}, "num_cpus": 1, "include_dashboard": False}
-        if self.cluster.head_node is None:
-            extra["temp_dir"] = self.place
+        extra["node_ip_address"] = "127.0.0.1"
         self.cluster.add_node(**extra)
         self._patch.setenv(VARIABLE, own)
         self._patch.setenv("RAY_ADDRESS", self.cluster.address)
