@@ -104,7 +104,10 @@ def cost_went(comparison: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost_words(
-    comparison: Mapping[str, Any], worse: list[dict[str, Any]], measured: list[dict[str, Any]], blank: list[str]
+    comparison: Mapping[str, Any],
+    worse: list[dict[str, Any]],
+    measured: list[dict[str, Any]],
+    blank: list[str],
 ) -> str:
     if not measured:
         return "Nothing was measured."
