@@ -18,8 +18,8 @@ static void panel_sums(const LinearJob& job, int64_t panel, int64_t row, int64_t
     const auto* x = (const typename Kernel::Act*)job.x + row * job.ldx;
     const int64_t k = ig::round_up(lin.k, 2);
     const int64_t whole = lin.format == IG_FP32 ? lin.k : k;
-    const bool fresh = Kernel::lines(2) && rows > Kernel::ROWS && job.rows <= FEW_ROWS;
-    const int64_t step = fresh && Kernel::CHAINED ? ig::K_BLOCK_FRESH : ig::k_block(lin.k, lin.format);
+    const bool fresh = Kernel::lines(2) && rows > 2 && job.rows <= FEW_ROWS;
+    const int64_t step = fresh && Kernel::CHAINED && rows > Kernel::ROWS ? ig::K_BLOCK_FRESH : ig::k_block(lin.k, lin.format);
     for (int64_t at = 0; at < whole; at += step) {
         const int64_t count = min_of(step, whole - at);
         if (fresh) times_fresh_panel<Kernel>(x + at, job.ldx, rows, w, at, count, c, at == 0, w + Kernel::lines(at + count) * PANEL * 4);

@@ -183,6 +183,9 @@ template <class Kernel>
 static void times_fresh_panel(const typename Kernel::Act* x, int64_t ldx, int64_t rows, const uint8_t* panel, int64_t k0,
                               int64_t k, float* c, bool first, const uint8_t* next) {
     const int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
+    // A single pass asks for what it comes to itself a little later.
+    if (passes == 1)
+        return one_pass<Kernel, 4>(x, ldx, rows, panel, VP, k0, k, c, first, panel + Kernel::lines(k0) * PANEL * 4 + 4096);
     for (int64_t r = 0; r < rows; r += Kernel::ROWS) {
         const int64_t count = min_of(rows - r, Kernel::ROWS);
         const bool twice = passes == 2 || (passes == 3 && r == 0);
