@@ -44,13 +44,21 @@ def ledger(store: Store) -> Ledger:
     return Ledger(events)
 
 
+def _yes_no(value: bool | None) -> str:
+    return NOT_RECORDED if value is None else ("yes" if value else "no")
+
+
+def _mark(value: bool | None) -> str:
+    return NOT_RECORDED if value is None else MARKS[value]
+
+
 def trace(study: Study) -> list[Row]:
     """The rules in order: which matched, which one decided, and why."""
     fired = study.decision.get("fired")
     return [
         {
             "Rule": findings.text(step.get("rule")),
-            "Matches": {True: "yes", False: "no"}.get(findings.flag(step.get("fired")), NOT_RECORDED),
+            "Matches": _yes_no(findings.flag(step.get("fired"))),
             "Decision": findings.text(step.get("decision"))
             + (" ← decided" if step.get("rule") == fired else ""),
             "Because": findings.text(step.get("because")),
@@ -67,7 +75,7 @@ def conditions(study: Study) -> list[Row]:
             return [
                 {
                     "Condition": name.replace("_", " "),
-                    "Met": MARKS.get(findings.flag(met), NOT_RECORDED),
+                    "Met": _mark(findings.flag(met)),
                 }
                 for name, met in inputs.items()
             ]

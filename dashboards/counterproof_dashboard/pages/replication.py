@@ -67,7 +67,7 @@ def _intervals(outcome: Outcome) -> None:
         st.info("No gain was measured on either side.")
         return
     words = [
-        f"{row.label}: {ratio(row.ratio)} ({interval(_known(row.low), _known(row.high))})"
+        f"{row.label}: {ratio(_known(row.ratio))} ({interval(_known(row.low), _known(row.high))})"
         for row in frame.itertuples()
     ]
     least = None if outcome.sesoi is None else 1 + outcome.sesoi
