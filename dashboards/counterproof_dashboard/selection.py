@@ -16,7 +16,9 @@ OF_ONE_STUDY = (
     ("pages/compare.py", "Compare", ":material/balance:"),
     ("pages/stages.py", "Stages and memory", ":material/stacked_bar_chart:"),
     ("pages/configuration.py", "Configuration diff", ":material/difference:"),
+    ("pages/decision.py", "Decision and rollback", ":material/gavel:"),
     ("pages/misses.py", "Prefix misses", ":material/troubleshoot:"),
+    ("pages/failures.py", "Failures", ":material/report:"),
 )
 
 
