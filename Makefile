@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test lint format dashboard clean
+.PHONY: run test test-postgres lint format dashboard clean
 
 run: $(STAMP)
 	@$(BIN)/counterproof models fetch smollm2-135m
@@ -12,6 +12,12 @@ run: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest
+
+# A temporary PostgreSQL and an MLflow server on it; PostgreSQL's programs come from Debian's packages.
+test-postgres: $(STAMP)
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	  (apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql >/dev/null)
+	COUNTERPROOF_NEEDS_POSTGRES=1 $(BIN)/python -m pytest tests/platform/run/test_postgres_tracking.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
