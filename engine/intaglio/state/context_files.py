@@ -235,7 +235,7 @@ def _parse(context: str, raw: bytes) -> ContextRecord:
             f"context {context} is of the format {schema}, this version reads {SCHEMA}; create it again",
             field="context",
         )
-    if schema != SCHEMA or body.pop("seal", None) != _digest(body):
+    if schema != SCHEMA or not _sealed(body):
         raise _damaged(context, "its manifest does not match its seal")
     try:
         record = _record(body["content"], body["expires"])
@@ -244,6 +244,13 @@ def _parse(context: str, raw: bytes) -> ContextRecord:
     if record.sha256 != body.get("sha256") or not _consistent(record):
         raise _damaged(context, "its manifest contradicts itself")
     return record
+
+
+def _sealed(body: dict[str, Any]) -> bool:
+    try:
+        return bool(body.pop("seal", None) == _digest(body))
+    except (ValueError, RecursionError):  # numbers that are none, or too deep: no writer of ours made it
+        return False
 
 
 def _record(content: dict[str, Any], expires: float) -> ContextRecord:
@@ -266,6 +273,7 @@ def _consistent(record: ContextRecord) -> bool:
     numbers = (*record.tokens, *record.block_bytes, record.block_tokens)
     return (
         all(type(number) is int and number >= 0 for number in numbers)
+        and all(type(moment) in (int, float) for moment in (record.created, record.expires))
         and record.block_tokens > 0
         and len(record.block_bytes) == len(record.checksums)
         and {len(own) for own in record.checksums} == {len(record.tokens) // record.block_tokens}
