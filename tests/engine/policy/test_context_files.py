@@ -168,6 +168,8 @@ def test_a_manifest_with_numbers_that_are_none_is_damage(files, text):
         {"block_tokens": 0},
         {"block_bytes": (16, 16)},
         {"checksums": ((1, 2, 3),)},
+        {"expires": "later"},
+        {"created": None},
     ],
     ids=str,
 )
