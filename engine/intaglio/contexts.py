@@ -191,6 +191,11 @@ class Contexts:
         cache, _ = self._parts()
         with self._lock:
             entry = cache.find(tenant, context) if isinstance(context, str) else None
+        # Another process that shares the folder may have deleted it.
+        if entry is not None and not entry.place.is_dir():
+            with self._lock:
+                cache.forget(entry)
+            raise unknown(context)
         if entry is None:
             record = self._record(context, tenant)
             entry = ContextEntry(record, self._files.place(tenant, context))

@@ -8,7 +8,8 @@ import pytest
 
 from intaglio import loading
 from intaglio.config import from_flat
-from intaglio.errors import ConfigError, ContextError, RequestError
+from intaglio.errors import ConfigError, ContextError, RequestError, UnknownContextError
+from intaglio.intake.request import SamplingParams
 
 DOCUMENT = [97 + (5 * i) % 8 for i in range(18)]
 ABSENT = "ctx-" + "0" * 24
@@ -23,6 +24,22 @@ def test_a_folder_that_cannot_be_made_is_a_typed_error(make_contexts, tmp_path):
     assert engine.gauges()["kv_blocks_used"] == 0
     engine.check_integrity()
     assert engine.contexts.list() == []
+
+
+def test_a_context_deleted_by_another_process_is_gone_here_too(make_contexts):
+    first, second = make_contexts(), make_contexts()
+    info = first.contexts.create(DOCUMENT)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    running = first.add([97, 98], params, context=info.id)
+    first.step()
+    second.contexts.delete(info.id)
+    with pytest.raises(UnknownContextError):
+        first.add([97, 98], params, context=info.id)
+    while first.has_work:
+        first.step()
+        first.check_integrity()
+    assert first.output(running).cached_tokens == 16
+    assert first.gauges()["kv_blocks_used"] == 0
 
 
 def refuse(*_args, **_named):
