@@ -146,7 +146,8 @@ class Planner:
         for sequence in self._by_turn():
             count = self._chunk(sequence, budget)
             budget -= count
-            chosen.append((sequence, count))
+            if count:  # who comes back from host memory took no part of the budget, so it may not do for all
+                chosen.append((sequence, count))
         return self._place(chosen)
 
     def _place(self, chosen: list[tuple[Sequence, int]]) -> list[Row]:
