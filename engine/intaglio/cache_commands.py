@@ -148,7 +148,7 @@ def _read(given: str) -> str | tuple[int, ...]:
         return text
     try:
         ids = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{given} is no JSON: {error}", field="prompt") from error
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise RequestError(f"{given} must hold a list of token ids", field="prompt")

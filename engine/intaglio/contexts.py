@@ -28,6 +28,7 @@ from intaglio.errors import (
     ContextMismatchError,
     ContextQuotaError,
 )
+from intaglio.intake import validation
 from intaglio.intake.request import Prompt, TokenEvent
 from intaglio.intake.sequence import Sequence
 from intaglio.intake.step_plan import BlockMove, MoveResult
@@ -120,7 +121,7 @@ class Contexts:
     ) -> ContextInfo:
         """Compute a document's KV and save it. Raises a RequestError of the kind that applies, and then leaves
         nothing behind."""
-        _, pools = self._parts()
+        _, pools = self._parts(tenant)
         lives, called = self._ttl(ttl_s), _name(name)
         tokens = self._host.prepare(prompt)
         with self._creating:
@@ -144,12 +145,12 @@ class Contexts:
 
     def get(self, context: str, tenant: str = "") -> ContextInfo:
         """Raises UnknownContextError, ContextExpiredError, ContextMismatchError, ContextDamagedError."""
-        self._parts()
+        self._parts(tenant)
         return _info(self._record(context, tenant))
 
     def list(self, tenant: str = "") -> Infos:
         """The tenant's contexts that can be read and have not expired, oldest first."""
-        self._parts()
+        self._parts(tenant)
         found = [record for record in self._records(tenant) if record.expires > self.clock()]
         return [_info(record) for record in sorted(found, key=lambda record: (record.created, record.id))]
 
@@ -158,7 +159,7 @@ class Contexts:
 
         Raises UnknownContextError.
         """
-        cache, _ = self._parts()
+        cache, _ = self._parts(tenant)
         if not _ID.fullmatch(str(context)) or context not in self._files.ids(tenant):
             raise unknown(context)
         with self._lock:
@@ -170,7 +171,7 @@ class Contexts:
 
     def refresh(self, context: str, tenant: str = "", ttl_s: float | None = None) -> ContextInfo:
         """Let a context live for another `ttl_s` seconds from now (None: context_cache.ttl_s)."""
-        cache, _ = self._parts()
+        cache, _ = self._parts(tenant)
         lives = self._ttl(ttl_s)
         record = replace(self._record(context, tenant), expires=self.clock() + lives)
         self._files.rewrite(record)
@@ -190,6 +191,11 @@ class Contexts:
         cache, _ = self._parts()
         with self._lock:
             entry = cache.find(tenant, context) if isinstance(context, str) else None
+        # Another process that shares the folder may have deleted it.
+        if entry is not None and not entry.place.is_dir():
+            with self._lock:
+                cache.forget(entry)
+            raise unknown(context)
         if entry is None:
             record = self._record(context, tenant)
             entry = ContextEntry(record, self._files.place(tenant, context))
@@ -218,7 +224,8 @@ class Contexts:
 
     # Inside
 
-    def _parts(self) -> tuple[ContextCache, BlockPools]:
+    def _parts(self, tenant: str = "") -> tuple[ContextCache, BlockPools]:
+        validation.check_tenant(tenant)
         if self._cache is None or self._pools is None:
             raise ContextError(
                 "context_cache.enabled is false; start the engine with context_cache.enabled=true",
@@ -295,15 +302,11 @@ class Contexts:
                 self._compute(tokens, record.tenant, partial(self._capture, entry, blocks))
                 record = replace(record, checksums=self._save(entry, partial_folder))
             self._files.commit(record, partial_folder)
-        except BaseException as error:
+        except BaseException:
             self._files.discard(partial_folder)
             with self._lock:
                 entry.pinned = False
                 cache.forget(entry)
-            if isinstance(error, OSError):
-                raise ContextError(
-                    f"the document cannot be saved: {error}", field="context_cache.folder"
-                ) from error
             raise
         with self._lock:
             entry.record, entry.verified, entry.pinned = record, True, False

@@ -140,9 +140,17 @@ def host_slots(config: EngineConfig, groups: Sequence[PoolGroup]) -> int:
 
 
 def contexts_folder(config: EngineConfig) -> Path:
-    """Where contexts lie: context_cache.folder, else contexts/ in $COUNTERPROOF_STORE, else in ./store."""
+    """Where contexts lie: context_cache.folder, else contexts/ in $COUNTERPROOF_STORE, else in ./store.
+
+    Raises ConfigError for what can be no path.
+    """
     named = config.context_cache.folder or Path(os.environ.get("COUNTERPROOF_STORE") or "store") / "contexts"
-    return Path(named).expanduser().resolve()
+    try:
+        return Path(named).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown user's home, a loop of links, a null byte
+        raise ConfigError(
+            f"context_cache.folder {str(named)!a} is no folder: {error}", field="context_cache.folder"
+        ) from None
 
 
 def cache_identity(config: EngineConfig, loaded: Loaded) -> CacheIdentity:

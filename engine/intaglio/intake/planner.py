@@ -146,7 +146,8 @@ class Planner:
         for sequence in self._by_turn():
             count = self._chunk(sequence, budget)
             budget -= count
-            chosen.append((sequence, count))
+            if count:  # who comes back from host memory took no part of the budget, so it may not do for all
+                chosen.append((sequence, count))
         return self._place(chosen)
 
     def _place(self, chosen: list[tuple[Sequence, int]]) -> list[Row]:
@@ -199,11 +200,19 @@ class Planner:
         need = pools.blocks_for(len(head.tokens)) - len(found)
         if self.traffic is not None:
             need -= self.traffic.shared(head)
-            self.traffic.make_room(need + self.running, head)
-        free = pools.available - (self.reuse.cache.idle(found) if self.reuse else 0)
+            wanted = -1
+            # A context that gives up blocks may be what kept some of the found ones from being unused.
+            while wanted < need + self.running + self._unused(found):
+                wanted = need + self.running + self._unused(found)
+                self.traffic.make_room(wanted, head)
+        free = pools.available - self._unused(found)
         if need + self.running > free and (self.running or need > free):
             return None
         return need
+
+    def _unused(self, found: list[CachedBlock]) -> int:
+        """How many of the found blocks count as available, and will not be once the request has them."""
+        return self.reuse.cache.idle(found) if self.reuse else 0
 
     def _make_room(self, count: int) -> None:
         if self.traffic is not None:

@@ -111,12 +111,13 @@ def serve(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _keys(args: argparse.Namespace) -> Any:
     from intaglio.serve.keys import Caller, KeyRing
 
-    single = args.api_key or os.environ.get("INTAGLIO_API_KEY")
+    # An empty key, as from an unset variable of a script, must not open the server to everybody.
+    single = os.environ.get("INTAGLIO_API_KEY") if args.api_key is None else args.api_key
     if args.api_keys is not None:
-        if args.api_key:
+        if args.api_key is not None:
             raise ConfigError("give --api-key or --api-keys, not both", field="api_keys")
         return KeyRing.from_file(args.api_keys)
-    return KeyRing([(single, Caller("default", admin=True))] if single else [])
+    return KeyRing([] if single is None else [(single, Caller("default", admin=True))])
 
 
 def _limits(args: argparse.Namespace) -> Any:

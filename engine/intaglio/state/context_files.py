@@ -10,17 +10,19 @@ find damage, not forgery: whoever can write the folder can write both.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intaglio.errors import ContextDamagedError, ContextMismatchError, UnknownContextError
+from intaglio.errors import ContextDamagedError, ContextError, ContextMismatchError, UnknownContextError
 
 SCHEMA = "intaglio-context/1"
 MANIFEST = "manifest.json"
@@ -81,7 +83,10 @@ class ContextRecord:
 
 
 class ContextFiles:
-    """The contexts under one folder. Methods may be called from any thread; the folder appears with the first one."""
+    """The contexts under one folder. Methods may be called from any thread; the folder appears with the first one.
+
+    What the disk refuses is a ContextError of the field context_cache.folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,48 +96,54 @@ class ContextFiles:
         return self._home(tenant) / context
 
     def begin(self, tenant: str, context: str) -> Path:
-        """A folder to write a context's blocks into. Raises OSError."""
+        """A folder to write a context's blocks into."""
         home = self._home(tenant)
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in home.glob(".*"):
-            if time.time() - name.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(name, ignore_errors=True)
         partial = home / f".partial-{context}"
-        partial.mkdir(mode=0o700)
+        with _on_disk("the document cannot be saved"):
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in home.glob(".*"):
+                with contextlib.suppress(FileNotFoundError):  # another process has cleared it away meanwhile
+                    if time.time() - name.stat().st_mtime > _ABANDONED_S:
+                        shutil.rmtree(name, ignore_errors=True)
+            partial.mkdir(mode=0o700)
         return partial
 
     def commit(self, record: ContextRecord, partial: Path) -> None:
-        """Put the manifest to the blocks and the folder in its place, safe against a crash. Raises OSError."""
-        for file in partial.iterdir():
-            _sync(file)
-        self._write(partial / MANIFEST, record)
-        partial.rename(self.place(record.tenant, record.id))
-        _sync(partial.parent)
+        """Put the manifest to the blocks and the folder in its place, safe against a crash."""
+        with _on_disk("the document cannot be saved"):
+            for file in partial.iterdir():
+                _sync(file)
+            self._write(partial / MANIFEST, record)
+            partial.rename(self.place(record.tenant, record.id))
+            _sync(partial.parent)
 
     def discard(self, partial: Path) -> None:
         """Give up a context that was begun."""
         shutil.rmtree(partial, ignore_errors=True)
 
     def rewrite(self, record: ContextRecord) -> None:
-        """Replace a manifest, e.g. with a later end. Raises OSError."""
-        self._write(self.place(record.tenant, record.id) / MANIFEST, record)
+        """Replace a manifest, e.g. with a later end."""
+        with _on_disk("the context keeps its end, its manifest cannot be written"):
+            self._write(self.place(record.tenant, record.id) / MANIFEST, record)
 
     def delete(self, tenant: str, context: str) -> None:
         """Remove a context's files; it is gone from view at once."""
         place = self.place(tenant, context)
         grave = place.with_name(f".deleted-{context}")
-        try:
-            place.rename(grave)
-        except FileNotFoundError:
-            return
+        with _on_disk("the context cannot be deleted"):
+            try:
+                place.rename(grave)
+            except FileNotFoundError:
+                return
         shutil.rmtree(grave, ignore_errors=True)
 
     def ids(self, tenant: str) -> list[str]:
         """The ids of the tenant's contexts, damaged ones included, sorted."""
         home = self._home(tenant)
-        if not home.is_dir():
-            return []
-        return sorted(path.name for path in home.iterdir() if path.is_dir() and path.name[0] != ".")
+        with _on_disk("the contexts cannot be listed"):
+            if not home.is_dir():
+                return []
+            return sorted(path.name for path in home.iterdir() if path.is_dir() and path.name[0] != ".")
 
     def read(self, tenant: str, context: str) -> ContextRecord:
         """A context's manifest. Raises UnknownContextError, ContextMismatchError, ContextDamagedError."""
@@ -177,6 +188,14 @@ class ContextFiles:
         beside.replace(path)
 
 
+@contextlib.contextmanager
+def _on_disk(failing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ContextError(f"{failing}: {error}", field="context_cache.folder") from error
+
+
 def payload(place: Path, group: int) -> Path:
     """The file of a pool group's blocks in a context's folder."""
     return place / f"kv{group}.bin"
@@ -216,7 +235,7 @@ def _parse(context: str, raw: bytes) -> ContextRecord:
             f"context {context} is of the format {schema}, this version reads {SCHEMA}; create it again",
             field="context",
         )
-    if schema != SCHEMA or body.pop("seal", None) != _digest(body):
+    if schema != SCHEMA or not _sealed(body):
         raise _damaged(context, "its manifest does not match its seal")
     try:
         record = _record(body["content"], body["expires"])
@@ -225,6 +244,13 @@ def _parse(context: str, raw: bytes) -> ContextRecord:
     if record.sha256 != body.get("sha256") or not _consistent(record):
         raise _damaged(context, "its manifest contradicts itself")
     return record
+
+
+def _sealed(body: dict[str, Any]) -> bool:
+    try:
+        return bool(body.pop("seal", None) == _digest(body))
+    except (ValueError, RecursionError):  # numbers that are none, or too deep: no writer of ours made it
+        return False
 
 
 def _record(content: dict[str, Any], expires: float) -> ContextRecord:
@@ -247,6 +273,7 @@ def _consistent(record: ContextRecord) -> bool:
     numbers = (*record.tokens, *record.block_bytes, record.block_tokens)
     return (
         all(type(number) is int and number >= 0 for number in numbers)
+        and all(type(moment) in (int, float) for moment in (record.created, record.expires))
         and record.block_tokens > 0
         and len(record.block_bytes) == len(record.checksums)
         and {len(own) for own in record.checksums} == {len(record.tokens) // record.block_tokens}

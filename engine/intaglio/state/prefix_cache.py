@@ -137,7 +137,10 @@ class PrefixCache:
             if node is None:
                 return
             if node.blocks is None:
-                if not self._has_quota(tenant):
+                node.holds += 1  # the block that makes room may be all that leads to this node
+                room = self._has_quota(tenant)
+                node.holds -= 1
+                if not room:
                     self._counters.add("prefix_quota_refusals")
                     self._prune(node)
                     return

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from intaglio.compute.native import build, status, toolchain
@@ -118,6 +120,41 @@ def test_a_compiler_that_hangs_is_stopped_at_the_deadline(monkeypatch, tmp_path)
     monkeypatch.setenv("CXX", pretend_compiler(tmp_path, "exec sleep 60"))
     with pytest.raises(build.BuildError, match="deadline"):
         build.build(tmp_path / "cache", deadline_s=0.5)
+
+
+def test_what_a_hanging_compiler_started_is_ended_with_it(monkeypatch, tmp_path):
+    """As g++ starts cc1plus: whoever outlives its driver holds the pipes, and would hold up their reader."""
+    body = f"sleep 60 & echo $! > {tmp_path}/child; wait"
+    monkeypatch.setenv("CXX", pretend_compiler(tmp_path, body))
+    monkeypatch.setattr(toolchain, "kernel_units", lambda: toolchain.plain_units(())[:1])
+    began = time.monotonic()
+    with pytest.raises(build.BuildError):
+        build.build(tmp_path / "cache", deadline_s=0.5)
+    assert time.monotonic() - began < 30
+    child = int((tmp_path / "child").read_text(encoding="utf-8"))
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_compiler_that_does_not_tell_its_version_or_writes_no_utf8_is_no_crash(monkeypatch, tmp_path):
+    silent = tmp_path / "silent-c++"
+    silent.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    silent.chmod(0o755)
+    monkeypatch.setenv("INTAGLIO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(silent))
+    assert "no C++ compiler" in status.status("").reason
+    monkeypatch.setenv("CXX", pretend_compiler(tmp_path, "printf 'error: caf\\351\\n' >&2; exit 1"))
+    assert "error: caf" in status.status("").reason
+
+
+def test_a_user_without_a_home_is_a_reason(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("INTAGLIO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert "INTAGLIO_CACHE" in status.status("").reason
+    assert not build.is_pending()
 
 
 def test_a_cache_that_cannot_be_written_is_a_reason(monkeypatch, tmp_path, library):

@@ -243,3 +243,20 @@ def test_two_contexts_that_hold_the_same_blocks_still_make_room(make, moving):
         engine.check_integrity()
     assert engine.output(name).token_ids == moving.fake.reference(prompt, long)[0]
     assert engine.counters()["context_evictions"] == 2
+
+
+def test_an_idle_context_makes_room_for_a_request_that_starts_with_cached_blocks(make, moving):
+    """The found blocks count as available and are not: without them the room has to come from the context."""
+    engine = make(prefix_cache__enabled=True, kv_cache__blocks=10)
+    engine.contexts.create(DOCUMENT)
+    first = [105 + i % 8 for i in range(13)]
+    engine.generate([first], SamplingParams(max_tokens=1))
+    longer = first[:12] + [97 + i % 8 for i in range(20)]
+    name = engine.add(longer, PARAMS)
+    for _ in range(60):
+        engine.step()
+        engine.check_integrity()
+    output = engine.output(name)
+    assert output.token_ids == moving.fake.reference(longer, PARAMS)[0]
+    assert output.cached_tokens == 12
+    assert engine.counters()["context_evictions"] == 1

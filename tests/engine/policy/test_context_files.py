@@ -151,6 +151,16 @@ def test_another_kind_of_file_is_no_context(files, value):
 
 
 @pytest.mark.parametrize(
+    "text", ['"x":NaN', '"x":1e999', '"x":-Infinity', '"x":' + 900 * "[" + 900 * "]"], ids=range(4)
+)
+def test_a_manifest_with_numbers_that_are_none_is_damage(files, text):
+    write(files)
+    manifest(files).write_text('{"schema":"intaglio-context/1",' + text + "}", encoding="utf-8")
+    with pytest.raises(ContextDamagedError):
+        files.read("ada", ID)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"tokens": (1, -2, 3, 4, 5, 6, 7, 8)},
@@ -158,6 +168,8 @@ def test_another_kind_of_file_is_no_context(files, value):
         {"block_tokens": 0},
         {"block_bytes": (16, 16)},
         {"checksums": ((1, 2, 3),)},
+        {"expires": "later"},
+        {"created": None},
     ],
     ids=str,
 )

@@ -160,6 +160,26 @@ def test_a_step_that_fails_loses_its_copies_but_not_the_requests_they_belong_to(
         assert engine.counters()["swap_failures"] == 1
 
 
+def test_who_comes_back_while_others_use_up_the_budget_waits_instead_of_computing_nothing(make, moving):
+    """Coming back takes no part of the budget, so there may be more running requests than it serves."""
+    engine = make(kv_cache__blocks=64, scheduler__token_budget=8)
+    rows = []
+    engine.fake.during = lambda plan: rows.extend(len(row.tokens) for row in plan.rows)
+    asked = prompts(count=2, length=40)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    names = [engine.add(asked[0], params)]
+    engine.step()
+    engine.step()
+    assert engine._scheduler.preempt(names[0])  # in the middle of its prompt
+    names.append(engine.add(asked[1], params))
+    for _ in range(60):
+        engine.step()
+    check(moving.fake, [engine.output(name) for name in names], asked, params)
+    assert engine.counters()["swap_in_blocks"] == 4
+    assert min(rows) >= 1  # a worker refuses a row without tokens, and the request with it
+    assert max(rows) == 8
+
+
 @pytest.mark.parametrize("kind", ["copy_out", "copy_in"])
 def test_an_abort_while_its_blocks_move_frees_everything_at_the_steps_end(make, moving, kind):
     engine, gone = make(), []

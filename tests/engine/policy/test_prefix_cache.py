@@ -197,6 +197,32 @@ def test_a_block_handed_out_behind_the_caches_back_is_a_miss_and_counted() -> No
     pools.check_integrity([])
 
 
+def test_a_lost_root_whose_descendant_makes_room_for_it_is_findable() -> None:
+    """The quota evicts the one block that the lost root leads to, just as the root is computed again."""
+    pools, counters = BlockPools([PoolGroup("kv", 8, 2, 8)]), Counters()
+    cache = PrefixCache(pools, counters, tenant_quota=1)
+    first, second = (KeyChain(IDENTITY.root(""), 2) for _ in range(2))
+    held = []
+    for chain, tokens in ((first, [1, 2]), (second, [1, 2, 3, 4])):
+        chain.extend(tokens, len(tokens) // 2)
+        held.append(pools.allocate(len(tokens) // 2))
+        cache.commit(chain, "", held[-1], pools.generations(held[-1]), 1)
+    pools.release(held[0])
+    cache.leave(first)
+    cache.clear()  # the root is lost, and the second request still stands on it
+    cache.commit(second, "", held[1], pools.generations(held[1]), 2)
+    pools.release(held[1])
+    cache.leave(second)
+    assert (len(cache), lookup(cache, [1, 2])) == (1, 0)
+    store(pools, cache, [1, 2])
+    assert counters["prefix_evicted_blocks"] == 2
+    assert (len(cache), lookup(cache, [1, 2])) == (1, 1)
+    store(pools, cache, [5, 6])  # takes its place
+    assert (len(cache), lookup(cache, [1, 2]), lookup(cache, [5, 6])) == (1, 0, 1)
+    cache.clear()
+    assert (pools.free, cache._nodes) == (8, {})
+
+
 def test_a_lost_root_computed_again_makes_its_descendants_findable_again() -> None:
     """A request that computed a block which others held meanwhile may keep the descendants of a lost one."""
     pools, cache, counters = one_pool()

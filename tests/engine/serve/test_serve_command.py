@@ -196,6 +196,8 @@ def test_a_polite_end_finishes_a_stream_and_leaves_with_zero(tiny_model: Path, e
     [
         (["--model", "no-such-model"], "no-such-model"),
         (["--api-key", "short"], "API key"),
+        (["--api-key", ""], "API key"),
+        (["--api-key", "", "--api-keys", "absent-file"], "--api-keys"),
         (["--api-keys", "absent-file"], "API keys"),
         (["--host", "256.0.0.1"], "--host"),
         (["--follow", "absent-file"], "absent-file"),
@@ -212,3 +214,11 @@ def test_a_server_that_cannot_start_says_why(
     assert (out, err.count("\n")) == ("", 1)
     assert word in err
     assert "short" not in err.replace("too short", "")
+
+
+def test_an_empty_key_in_the_environment_does_not_open_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INTAGLIO_API_KEY", "")
+    assert main(["serve", "--port", "0"]) == 2
+    assert "API key" in capsys.readouterr().err

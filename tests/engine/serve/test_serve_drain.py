@@ -207,3 +207,28 @@ def test_a_server_follows_a_file(serve: Serve, web: ModuleType, tmp_path: Path) 
             assert (await http.post("/v1/completions", json=LONG)).status_code == 200
 
     asyncio.run(go())
+
+
+def test_following_goes_on_after_a_configuration_that_fails_in_an_unforeseen_way(
+    serve: Serve, web: ModuleType, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        service = serve()
+        path = tmp_path / "served.json"
+        follower, make = Follower(service, path), service._factory
+        base = {"model": "hash", "kv_cache.block_tokens": 4, "kv_cache.blocks": 512}
+
+        def exhausted(config: Any) -> Any:
+            raise MemoryError("no memory for another model")
+
+        async with web.client(service):
+            service._factory = exhausted
+            path.write_text(json.dumps({**base, "scheduler.max_running": 5}))
+            assert not await follower.look()
+            assert service.metrics.swaps == {"failed": 1}
+            service._factory = make
+            path.write_text(json.dumps({**base, "scheduler.max_running": 16}))
+            assert await follower.look()
+            assert service.current.config.scheduler.max_running == 16
+
+    asyncio.run(go())

@@ -38,12 +38,15 @@ class Built:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: $INTAGLIO_CACHE, else the user's cache folder."""
+    """Where libraries are kept: $INTAGLIO_CACHE, else the user's cache folder. Raises BuildError without either."""
     named = os.environ.get("INTAGLIO_CACHE")
     if named:
         return Path(named) / "native"
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "intaglio" / "native"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "intaglio" / "native"
+    except RuntimeError as error:  # a user without a home, as in some containers
+        raise BuildError(f"there is no cache folder ({error}); set INTAGLIO_CACHE") from error
 
 
 def build(folder: Path | None = None, deadline_s: float = DEADLINE_S) -> Built:
@@ -70,7 +73,12 @@ def build(folder: Path | None = None, deadline_s: float = DEADLINE_S) -> Built:
 def is_pending() -> bool:
     """Whether `build` would compile now, which takes seconds to minutes."""
     compiler = toolchain.find_compiler()
-    return compiler is not None and _kept(cache_folder() / _key(compiler, toolchain.kernel_units())) is None
+    if compiler is None:
+        return False
+    try:
+        return _kept(cache_folder() / _key(compiler, toolchain.kernel_units())) is None
+    except BuildError:
+        return False
 
 
 def _key(compiler: Compiler, units: tuple[Unit, ...]) -> str:
@@ -175,9 +183,7 @@ def _object(compiler: Compiler, unit: Unit, place: Path, end: float) -> tuple[Pa
 def _call(command: list[str], end: float) -> str:
     """Run a command. Returns "" or what went wrong."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=max(0.1, end - time.monotonic()), check=False
-        )
+        done = toolchain.run(command, max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
         return f"{command[0]} did not finish before the deadline"
     except OSError as error:

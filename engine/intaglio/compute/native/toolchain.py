@@ -5,9 +5,11 @@ The kernels are one source compiled once per instruction set; which of them runs
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,17 +65,41 @@ def find_compiler(timeout_s: float = 20.0) -> Compiler | None:
         texts = []
         for flag in ("--version", "-dumpmachine"):
             try:
-                answer = subprocess.run(
-                    [*command, flag], capture_output=True, text=True, timeout=timeout_s, check=False
-                )
+                answer = run([*command, flag], timeout_s)
             except (OSError, subprocess.TimeoutExpired):
                 break
-            if answer.returncode != 0:
+            if answer.returncode != 0 or not answer.stdout.strip():
                 break
             texts.append(answer.stdout.strip())
         if len(texts) == 2:
             return Compiler(tuple(command), "\n".join(texts))
     return None
+
+
+def run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, or end it together with all that it started.
+
+    A compiler's driver starts the compiler proper: one that is left behind would keep the pipes open, and whoever
+    reads them would wait for it. Raises OSError, TimeoutExpired.
+    """
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+    )
+    try:
+        out, error = child.communicate(timeout=timeout_s)
+    except BaseException:
+        _end_group(child)
+        raise
+    return subprocess.CompletedProcess(command, child.returncode, out, error)
+
+
+def _end_group(child: subprocess.Popen[str]) -> None:
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.kill()
+    child.communicate()
 
 
 def kernel_units(machine: str | None = None) -> tuple[Unit, ...]:
