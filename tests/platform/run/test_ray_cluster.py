@@ -74,7 +74,6 @@ class Nodes:
         own = os.environ[VARIABLE]
         self._patch.setenv(VARIABLE, str(self._folder / f"{name}.lock"))
         extra: dict[str, Any] = {"resources": {name: 1}, "num_cpus": 1, "include_dashboard": False}
-        extra["node_ip_address"] = "127.0.0.1"
         self.cluster.add_node(**extra)
         self._patch.setenv(VARIABLE, own)
         self._patch.setenv("RAY_ADDRESS", self.cluster.address)
