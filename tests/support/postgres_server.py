@@ -66,7 +66,9 @@ def postgres(folder: Path) -> Iterator[str]:
 def mlflow_server(folder: Path, backend: str, port: int) -> Iterator[str]:
     """`mlflow server` with metadata in `backend` and artifacts under `folder`. Yields its address."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", backend]
+    # The driver is named: which one stands for the plain name has changed between versions of SQLAlchemy.
+    named = backend.replace("postgresql://", "postgresql+psycopg2://", 1)
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", named]
     command += ["--artifacts-destination", str(folder / "artifacts"), "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     address = f"http://127.0.0.1:{port}"

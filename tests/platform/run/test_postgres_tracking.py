@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from counterproof.measure.compare import primary_key
 from counterproof.record import journal, mlflow_view, views
 from counterproof.record.mlflow_view import VARIABLE, Tracker
 from counterproof.record.store import StudyPaths, open_store
@@ -129,7 +130,8 @@ def _check_tracked(database: str) -> None:
     assert baseline.params["engine.kv_cache.enabled"] == "false"
     assert candidate.params["engine.kv_cache.enabled"] == "true"
     comparison = judge.evaluate(study.paths).comparison
-    expected = comparison["metrics"]["tpot_ms/mean"]["arms"]["baseline"]["per_block"][0]
+    entry = comparison["metrics"][primary_key(study.plan)]
+    expected = entry["arms"]["baseline"]["per_block"][0]
     assert baseline.metrics["tpot_ms/mean"] == pytest.approx(expected, rel=1e-12)
     listed = {item.path for item in client.list_artifacts(by_name["tracked/00-baseline-1"].info.run_id)}
     assert {"tokens.parquet", "manifest.json"} <= listed
