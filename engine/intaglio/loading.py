@@ -147,7 +147,11 @@ def contexts_folder(config: EngineConfig) -> Path:
     named = config.context_cache.folder or Path(os.environ.get("COUNTERPROOF_STORE") or "store") / "contexts"
     try:
         return Path(named).expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # an unknown user's home, a loop of links, a null byte
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # an unknown user's home, a loop of links, a null byte
         raise ConfigError(
             f"context_cache.folder {str(named)!a} is no folder: {error}", field="context_cache.folder"
         ) from None

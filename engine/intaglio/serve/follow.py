@@ -66,7 +66,9 @@ class Follower:
             self._service.metrics.swaps["failed"] += 1
             _log.error("the configuration in %s is not served: %s", self._path.name, error)
             return False
-        except Exception:  # memory that is not there, a library's own error: the next file is still to be seen
+        except (
+            Exception
+        ):  # memory that is not there, a library's own error: the next file is still to be seen
             self._service.metrics.swaps["failed"] += 1
             _log.exception("the configuration in %s is not served", self._path.name)
             return False
