@@ -175,7 +175,7 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture
 def test_a_dirty_checkout_is_refused_unless_exploratory(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     dirty = code_identity.CodeIdentity("git", "0" * 40, "d" * 64, (" M engine/x.py", "?? new.py"), "l")
     monkeypatch.setattr(code_identity, "identify", lambda start=None: dirty)
-    code, _, err = call("run", "short", "--blocks", "6")
+    code, _, err = call("run", "short", "study.probes=true", "--blocks", "6")
     assert code == 2
     assert "uncommitted changes" in err.splitlines()[0]
     assert " M engine/x.py" in err
