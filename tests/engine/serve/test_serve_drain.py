@@ -108,8 +108,10 @@ def test_a_swap_loses_no_request_and_keeps_counting(serve: Serve, web: ModuleTyp
             after = [asyncio.create_task(http.post("/v1/completions", json=LONG)) for _ in range(5)]
             await web.until(lambda: service.current.places.taken == 5)
             assert old.places.taken == 12
-            during = (await http.get("/metrics")).text
-            assert "intaglio_requests_admitted_total 17" in during
+            # A request has its place a moment before the engine's thread has admitted it.
+            async with asyncio.timeout(30):
+                while "intaglio_requests_admitted_total 17" not in (await http.get("/metrics")).text:
+                    await asyncio.sleep(0)
             gate.open()
             answers = await asyncio.gather(*before, *after)
             assert await swap
