@@ -202,7 +202,7 @@ def _log_run(client: Any, experiment: str, study: VerifiedStudy, run: SealedRun,
     }
     start, end = _run_times(study, name)
     run_id = _create(client, experiment, f"{study.paths.name}/{name}", start, tags)
-    config = study.plan["arms"][manifest["arm"]]["config"]
+    config = arm_config(study.plan, manifest["arm"])
     _log_params(client, run_id, {key: _text(value) for key, value in config.items()})
     values, reasons = _run_values(study, run.key)
     values["startup_ms"] = manifest["startup_ms"]
@@ -210,6 +210,12 @@ def _log_run(client: Any, experiment: str, study: VerifiedStudy, run: SealedRun,
     _log_dataset(client, run_id, study.plan["workload"]["name"], manifest["workload_sha256"])
     _log_files(client, run_id, [run.folder / file for file in _RUN_FILES])
     client.set_terminated(run_id, "FINISHED", end_time=end)
+
+
+def arm_config(plan: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    """The resolved configuration of an arm; the sabotaged one stands with the probes, the only runs that it has."""
+    entry = plan["arms"].get(arm) or plan["probes"][arm]
+    return dict(entry["config"])
 
 
 def _log_lost(

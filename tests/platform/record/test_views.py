@@ -253,3 +253,11 @@ def test_mlflow_says_nothing_while_it_makes_its_tables(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
     assert (done.stdout.strip(), done.stderr) == ("['Default']", "")
+
+
+def test_the_sabotaged_arm_of_the_probes_has_its_configuration_in_the_mirror() -> None:
+    from counterproof.record.mlflow_view import arm_config
+
+    plan = {"arms": {"baseline": {"config": {"a": 1}}}, "probes": {"sabotage": {"config": {"a": 2}}}}
+    assert arm_config(plan, "baseline") == {"a": 1}
+    assert arm_config(plan, "sabotage") == {"a": 2}
