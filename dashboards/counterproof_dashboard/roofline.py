@@ -10,19 +10,12 @@ from dataclasses import dataclass
 import altair as alt
 import pandas as pd
 
+from counterproof.measure.bottleneck import NAMES
 from counterproof_dashboard import theme
 from counterproof_dashboard.axes import log_ticks
 from counterproof_dashboard.data import Study
 from counterproof_dashboard.findings import flag, get, text
 from counterproof_dashboard.text import NOT_RECORDED, number, percent, significant
-
-NAMES = {
-    "memory_capacity": "memory capacity",
-    "memory_traffic": "memory traffic",
-    "arithmetic": "arithmetic",
-    "interconnect": "interconnect",
-    "scheduling": "scheduling and calls",
-}
 
 
 @dataclass(frozen=True)

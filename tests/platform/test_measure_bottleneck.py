@@ -99,6 +99,7 @@ def test_the_stated_bottleneck_is_held_against_the_baselines() -> None:
     assert "was NOT the real one (arithmetic was)" in sentence(wrong)
     picture = roofline(found)
     assert picture.count("<circle") == 2 and "memory roof" in picture
+    assert 'class="thick one"' in picture  # a path without a class of its own would be filled
 
 
 def test_what_cannot_be_placed_says_why() -> None:

@@ -30,7 +30,7 @@ def roofline(found: Mapping[str, Any]) -> str:
     for tick in y.ticks(4):
         svg.line((_LEFT, y(tick)), (_RIGHT, y(tick)), "grid")
         svg.text((_LEFT - 6, y(tick) + 4), f"{tick / 1e9:g}", "tick", "end")
-    svg.path([(x(x.low), y(memory * x.low)), (x(ridge), y(peak)), (x(x.high), y(peak))], "one")
+    svg.path([(x(x.low), y(memory * x.low)), (x(ridge), y(peak)), (x(x.high), y(peak))], "thick one")
     svg.text((_LEFT, 11), "GFLOP/s", "axis")
     svg.text(((_LEFT + _RIGHT) / 2, HEIGHT - 8), "operations a byte (log)", "axis", "middle")
     svg.text((x(ridge) + 6, y(peak) - 6), "arithmetic roof", "tick")

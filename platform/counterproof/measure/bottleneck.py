@@ -24,7 +24,7 @@ KINDS = ("memory_capacity", "memory_traffic", "arithmetic", "interconnect", "sch
 NEAR = 0.1
 FULL = 0.95
 _BETWEEN = ("tpot_ms", "itl_ms")
-_NAMES = {
+NAMES = {
     "memory_capacity": "memory capacity",
     "memory_traffic": "memory traffic",
     "arithmetic": "arithmetic",
@@ -108,9 +108,9 @@ def sentence(found: Mapping[str, Any]) -> str:
     if stated is None:
         return " ".join(parts)
     verdict = (
-        "was the real one" if found["confirmed"] else f"was NOT the real one ({_NAMES[found['real']]} was)"
+        "was the real one" if found["confirmed"] else f"was NOT the real one ({NAMES[found['real']]} was)"
     )
-    return f"The stated bottleneck, {_NAMES[stated]}, {verdict}. " + " ".join(parts)
+    return f"The stated bottleneck, {NAMES[stated]}, {verdict}. " + " ".join(parts)
 
 
 def _arm_words(arm: str, placed: Mapping[str, Any]) -> str:
@@ -119,7 +119,7 @@ def _arm_words(arm: str, placed: Mapping[str, Any]) -> str:
         " (above what was measured to be possible: measure the roofs again, at a quiet time)" if above else ""
     )
     return (
-        f"{arm.capitalize()}, {placed['phase']}: bound by {_NAMES[placed['bound_by']]}; "
+        f"{arm.capitalize()}, {placed['phase']}: bound by {NAMES[placed['bound_by']]}; "
         f"{placed['flops_s'] / 1e9:.1f} GFLOP/s ({100 * placed['arithmetic_used']:.0f} % of the roof) and "
         f"{placed['bytes_s'] / 1e9:.1f} GB/s ({100 * placed['memory_used']:.0f} %), "
         f"{placed['intensity']:.1f} operations a byte{note}."
