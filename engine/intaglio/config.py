@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from intaglio import config_corner
 from intaglio.config_groups import (
     ContextCacheConfig,
     GraphConfig,
@@ -299,6 +300,7 @@ def _check_ranges(config: EngineConfig) -> None:
             f"threads.affinity must be core numbers with commas, e.g. 0,1, not {affinity!r}",
             field="threads.affinity",
         )
+    config_corner.parse(config.inject.corner)
     if not config.model:
         raise ConfigError("model is empty; give a folder, a catalogue name or a hub id", field="model")
 

@@ -132,7 +132,9 @@ class TraceConfig:
 class InjectConfig:
     """What a study injects. `step_delay_us`: a known delay added to every engine step, the positive control.
     `sabotage`: `path=value` pairs with semicolons that really run, whatever else is configured: the negative control.
+    `corner`: a delay that strikes only in one corner of the loads (config_corner.py): a planted counterexample.
     """
 
     step_delay_us: int = 0
     sabotage: str | None = None
+    corner: str | None = None

@@ -20,6 +20,7 @@ LATER: dict[str, Scalar] = {
     "scheduler.max_waiting": None,
     "threads.affinity": None,
     "inject.sabotage": None,
+    "inject.corner": None,
 }
 
 

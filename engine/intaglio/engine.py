@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from intaglio import assembly, config_sabotage, loading
+from intaglio import assembly, config_corner, config_sabotage, loading
 from intaglio.config import EngineConfig, Scalar
 from intaglio.contexts import Capture, Contexts, Host
 from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
@@ -67,6 +67,7 @@ class Engine:
             self._loaded.runner.execute,
             self.gauges,
             delay_us=config.inject.step_delay_us,
+            corner=config_corner.parse(config.inject.corner),
         )
         self._made_ids = 0
         self._dropped: deque[str] = (

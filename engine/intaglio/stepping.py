@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Set
 
+from intaglio.config_corner import Corner
 from intaglio.errors import WorkerError
 from intaglio.intake.planned_step import PlannedStep
 from intaglio.intake.scheduler import Scheduler
@@ -35,6 +36,7 @@ class Stepper:
         gauges: Callable[[], dict[str, int]],
         *,
         delay_us: int,
+        corner: Corner | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._hub = hub
@@ -44,6 +46,7 @@ class Stepper:
         self._runner_execute = execute
         self._gauges = gauges
         self._delay_ns = 1000 * delay_us
+        self._corner = corner
         # Stamps of the running step.
         self.started = 0
         self._planned = self._computed = self._delayed = 0
@@ -66,8 +69,11 @@ class Stepper:
         try:
             outcome = self._runner_execute(planned.plan)
             self._computed = self._delayed = time.perf_counter_ns()
-            if self._delay_ns:
-                _wait_until(self._computed + self._delay_ns)
+            delay_ns = self._delay_ns
+            if self._corner is not None:
+                delay_ns += self._corner.delay_ns([s.prompt_len for s in planned.sequences.values()])
+            if delay_ns:
+                _wait_until(self._computed + delay_ns)
                 self._delayed = time.perf_counter_ns()
         except Exception as error:  # whatever it is, it ends this step's requests and no others
             self._computed = self._delayed = time.perf_counter_ns()
@@ -80,6 +86,7 @@ class Stepper:
 
     def _commit(self, planned: PlannedStep, outcome: Outcome) -> None:
         self._telemetry.counters.add("steps")
+        self._telemetry.counters.add("injected_ns", self._delayed - self._computed)
         # Aborted while the step ran: accounted for up to then, and the id may already be another request's.
         gone = {name for name, s in planned.sequences.items() if s.status is Status.FINISHED}
         if isinstance(outcome, StepResult):

@@ -81,6 +81,8 @@ def _study(config: ExperimentConfig, exploratory: bool) -> Iterator[str]:
         yield "engine.inject.step_delay_us belongs to the slowed arm; leave it at 0"
     if config.engine.inject.sabotage is not None:
         yield "engine.inject.sabotage belongs to the sabotaged probe; leave it at null"
+    if config.engine.inject.corner is not None:
+        yield "engine.inject.corner belongs to the test of a counterexample search; leave it at null"
     if not study.probes and not exploratory:
         yield "study.probes is false, which is possible with --exploratory only: nothing would try to overturn"
     if study.probe_requests is not None and not LEAST_PROBE_REQUESTS <= study.probe_requests <= 1_000_000:

@@ -152,3 +152,6 @@ def test_only_an_exploratory_study_goes_without(experiments: Any) -> None:
     sabotaged = compose_arms("short", ["engine.inject.sabotage='kv_cache.enabled=false'"]).baseline.config
     with pytest.raises(InputError, match="belongs to the sabotaged probe"):
         checks.check(sabotaged, exploratory=True)
+    planted = compose_arms("short", ["engine.inject.corner='min_running=2;delay_us=9'"]).baseline.config
+    with pytest.raises(InputError, match=r"inject\.corner belongs to the test of a counterexample search"):
+        checks.check(planted, exploratory=True)
