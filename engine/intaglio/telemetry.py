@@ -45,6 +45,7 @@ COUNTERS = (
     "requests_aborted",
     "requests_failed",
     "step_failures",
+    "injected_ns",
     "events_dropped",
     "gauges_dropped",
     "outputs_dropped",
