@@ -15,12 +15,14 @@ SABOTAGE = "sabotage"
 SABOTAGE_PATH = "engine.inject.sabotage"
 SABOTAGE_EFFECTIVE = config_sabotage.PATH
 _ENGINE = "engine."
+_INJECTED = "engine.inject."
 
 
 def sabotage_of(diff: FactorDiff | None) -> str | None:
     """What the engine is told: the baseline's value of everything that the candidate sets differently.
 
-    None for a calibration, and for a difference that is not the engine's alone or cannot be written as pairs.
+    None for a calibration, for a difference that is not the engine's alone or cannot be written as pairs, and for one
+    that is itself an injection, under which there is no hood.
     """
     if diff is None or not all(_tellable(difference) for difference in diff.resolved):
         return None
@@ -30,4 +32,5 @@ def sabotage_of(diff: FactorDiff | None) -> str | None:
 def _tellable(difference: Difference) -> bool:
     value: Any = difference.baseline
     plain = value is None or isinstance(value, bool | int | float | str)
-    return difference.path.startswith(_ENGINE) and plain and ";" not in str(value)
+    own = difference.path.startswith(_ENGINE) and not difference.path.startswith(_INJECTED)
+    return own and plain and ";" not in str(value)

@@ -187,6 +187,13 @@ def test_the_injected_delay_is_a_phase_of_its_own_in_every_step_that_did_work(fa
     assert len(injected) == 5
     assert all(span.stage == "compute" and span.wall_ns >= 2_000_000 for span in injected)
     assert engine.effective_config()["inject.step_delay_us"] == 2000
+    assert engine.counters()["injected_ns"] == sum(span.wall_ns for span in injected)
+
+
+def test_an_engine_that_injects_nothing_counts_nothing(fake: ModuleType) -> None:
+    engine = build(fake)
+    engine.generate([[97, 98]], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert (engine.counters()["injected_ns"], engine.counters()["steps"]) == (0, 5)
 
 
 def test_a_trace_that_nobody_drains_is_bounded_and_says_what_it_dropped() -> None:
