@@ -14,9 +14,11 @@ METRIC_NAMES: Mapping[str, str] = MappingProxyType(
         "service_ms": "Service time",
         "client_queue_ms": "Wait in the client",
         "throughput_tok_s": "Throughput",
+        "throughput_setup_tok_s": "Throughput, set-up included",
         "output_tokens": "Output tokens",
         "error_rate": "Failed requests",
         "startup_ms": "Start-up time",
+        "setup_ms": "Set-up before the load",
         "peak_rss_bytes": "Peak resident memory",
         "kv_bytes_peak": "Peak KV-cache bytes",
         "weight_bytes": "Weight bytes",
@@ -38,6 +40,8 @@ METRIC_HELP: Mapping[str, str] = MappingProxyType(
         "itl_ms": "Time between one token and the next, from the engine's own stamps.",
         "service_ms": "From the moment a request was sent until it was done; waiting in the client is left out.",
         "client_queue_ms": "From the moment a request was scheduled until the client sent it.",
+        "setup_ms": "Documents uploaded before the load, so that its requests name them by id.",
+        "throughput_setup_tok_s": "Output tokens over the time of the load and of the set-up before it.",
     }
 )
 RESOURCE_NAMES: Mapping[str, str] = MappingProxyType(

@@ -150,6 +150,8 @@ def _worse(cell: Mapping[str, Any]) -> bool:
         return bool(cell["candidate"] < cell["baseline"])
     if (cell["stage"], cell["resource"]) in _EXACT:
         return bool(cell["candidate"] > cell["baseline"])
+    if (cell["stage"], cell["resource"]) == ("state", "startup") and not cell["baseline"]:
+        return bool(cell["candidate"] > 0)  # work that was not there before is no noise
     low = cell["difference"]["ci_low"]
     return low is not None and low > 0
 

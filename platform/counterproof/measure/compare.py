@@ -20,6 +20,8 @@ from counterproof.measure.percentile import METHOD
 from counterproof.measure.probes import check_probes
 from counterproof.measure.quality import quality_of
 from counterproof.measure.scope import scope_of
+from counterproof.measure.setup import METRICS as OF_SETUP
+from counterproof.measure.setup import has_setup
 from counterproof.measure.stages import waterfall
 from counterproof.measure.table import Family, metric_entry
 from counterproof.measure.validity import check_validity, closed, is_valid
@@ -99,7 +101,10 @@ def metric_key(plan: dict[str, Any], metric: str, statistic: str) -> str:
 
 def _metrics(study: StudyData) -> dict[str, Any]:
     plan = study.plan
-    wanted = [(name, s) for name, metric in METRICS.items() for s in metric.statistics]
+    left_out = () if has_setup(study) else OF_SETUP
+    wanted = [
+        (name, s) for name, metric in METRICS.items() for s in metric.statistics if name not in left_out
+    ]
     registered = [
         (str(g["metric"]), str(g["statistic"])) for g in (plan["primary"], *plan.get("guardrails", []))
     ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from counterproof.measure.latency import COLUMNS, NS_PER_MS, sample_of
 from counterproof.measure.load import RunData
 from counterproof.measure.percentile import PERCENTILES, Measured, percentile
+from counterproof.measure.setup import setup_ms
 
 QUANTILES = ("p50", "p90", "p99", "mean")
 _OTHER_CLOCK = {
@@ -39,9 +40,11 @@ METRICS: dict[str, Metric] = {
     "service_ms": Metric("ms", "lower", QUANTILES),
     "client_queue_ms": Metric("ms", "lower", ("p50", "mean")),
     "throughput_tok_s": Metric("tokens/s", "higher", ("total",)),
+    "throughput_setup_tok_s": Metric("tokens/s", "higher", ("total",)),
     "output_tokens": Metric("tokens", "equal", ("total",)),
     "error_rate": Metric("fraction", "lower", ("mean",)),
     "startup_ms": Metric("ms", "lower", ("total",)),
+    "setup_ms": Metric("ms", "lower", ("total",)),
     "peak_rss_bytes": Metric("bytes", "lower", ("peak",)),
     "kv_bytes_peak": Metric("bytes", "lower", ("peak",)),
     "weight_bytes": Metric("bytes", "lower", ("total",)),
@@ -85,13 +88,14 @@ def summarise(sample: NDArray[np.float64], statistic: str) -> Measured:
     return Measured(float(sample.mean()), n)
 
 
-def _throughput(run: RunData) -> Measured:
+def _throughput(run: RunData, before_ms: float = 0.0) -> Measured:
     requests = run.requests
     ok = requests[requests["status"] == "ok"]
     n = len(ok)
     if n == 0:
         return Measured(None, 0, "no request succeeded")
-    elapsed = float(requests["done_ns"].max() - requests["scheduled_ns"].min()) / NS_PER_MS / 1000
+    load_ms = float(requests["done_ns"].max() - requests["scheduled_ns"].min()) / NS_PER_MS
+    elapsed = (before_ms + load_ms) / 1000
     if not math.isfinite(elapsed) or elapsed <= 0:
         return Measured(None, n, "the run has no duration")
     return Measured(float(ok["output_tokens"].sum()) / elapsed, n)
@@ -143,9 +147,11 @@ def _number(value: Any, reason: str) -> Measured:
 
 _WHOLE_RUN: dict[str, Callable[[RunData], Measured]] = {
     "throughput_tok_s": _throughput,
+    "throughput_setup_tok_s": lambda run: _throughput(run, setup_ms(run)),
     "output_tokens": _output_tokens,
     "error_rate": _error_rate,
     "startup_ms": _startup,
+    "setup_ms": lambda run: Measured(setup_ms(run), 1),
     "peak_rss_bytes": _peak("rss_bytes", "sampler"),
     "kv_bytes_peak": _peak("kv_bytes_used", "engine"),
     "weight_bytes": _weights,

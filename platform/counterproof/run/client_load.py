@@ -1,4 +1,8 @@
-"""The timed load: a closed or an open loop, and what it cost the client itself."""
+"""The timed load: what is set up for it, a closed or an open loop, and what it cost the client itself.
+
+Documents that the target keeps are uploaded before the load, so that no request waits for them. That is work which
+the load profits from: it is timed, its work stays in the run's counters, and it is recorded as an event `setup`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from typing import Any
 
 from counterproof.run.closed_loop import ClosedLoop, LoadRows
 from counterproof.run.open_loop import OpenLoop
-from counterproof.run.targets.protocol import RemoteTarget, Target
+from counterproof.run.targets.protocol import DocumentTarget, RemoteTarget, Target
 from counterproof.workload.sealed import SealedRequest
 
-CLIENT = "client"
+CLIENT, SETUP = "client", "setup"
 
 
 def run(
@@ -25,7 +29,8 @@ def run(
 ) -> tuple[LoadRows, dict[str, Any]]:
     """Send the requests as they are sealed: with arrival times in an open loop, without in a closed one.
 
-    Returns the rows and one event of kind `client`: how late requests left, what share of a core the client took
+    Documents are uploaded before, which an event of kind `setup` among the rows' tells (see `set_up`). Returns the
+    rows and one event of kind `client`: how late requests left, what share of a core the client took
     (a server's client only: in the engine's own process the two cannot be told apart), its connections and counts.
     """
     open_loop = any(request.arrival_ns is not None for request in requests)
@@ -34,12 +39,14 @@ def run(
         if open_loop
         else ClosedLoop(target, requests, concurrency, timeout_s, on_done)
     )
+    prepared = set_up(target, requests)
     if isinstance(target, RemoteTarget):
         target.prepare(requests)
         with _no_collections():
             rows = loop.run()
     else:
         rows = loop.run()
+    rows.readings.events += prepared
     event: dict[str, Any] = {
         "time_ns": time.perf_counter_ns(),
         "kind": CLIENT,
@@ -53,6 +60,30 @@ def run(
         reason = "the engine runs in the client's process"
         event |= {"remote": False, "cpu_share": None, "cpu_share_reason": reason}
     return rows, event
+
+
+def warm_up(target: Target, requests: Sequence[SealedRequest], concurrency: int, timeout_s: float) -> None:
+    """Send requests that nobody measures, in a closed loop, after the upload of their documents."""
+    set_up(target, requests)
+    ClosedLoop(target, requests, concurrency, timeout_s).run()
+
+
+def set_up(target: Target, requests: Sequence[SealedRequest]) -> list[dict[str, Any]]:
+    """Upload the load's documents to a target that keeps them.
+
+    Returns one event of kind `setup`: `documents` that were uploaded, `ms` that it took, and `counters`, the
+    target's work meanwhile; nothing where none had to be uploaded.
+    """
+    if not isinstance(target, DocumentTarget):
+        return []
+    before, begun = target.counters(), time.perf_counter_ns()
+    documents = target.keep_documents(requests)
+    now = time.perf_counter_ns()
+    if not documents:
+        return []
+    work = {name: value - before.get(name, 0) for name, value in target.counters().items()}
+    event = {"time_ns": now, "kind": SETUP, "documents": documents, "ms": (now - begun) / 1e6}
+    return [{**event, "counters": {name: value for name, value in work.items() if value}}]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from counterproof.run.targets.protocol import (
-    DocumentTarget,
     Output,
     Readings,
     RefusedRequestError,
@@ -86,8 +85,7 @@ class ClosedLoop:
 
     def run(self) -> LoadRows:
         """Send everything and wait for the end. Whatever the target raises goes through."""
-        # A request is scheduled for the moment at which its slot became free, not when it could be sent. Documents
-        # that the target is given before are part of the load: the first requests wait for them.
+        # A request is scheduled for the moment at which its slot became free, not when it could be sent.
         free = deque([self._now()] * self._slots)
         self._begin()
         steps = 0
@@ -109,8 +107,6 @@ class ClosedLoop:
 
     def _begin(self) -> None:
         self.wall_ns, self.cpu_ns = -time.perf_counter_ns(), -time.process_time_ns()
-        if isinstance(self._target, DocumentTarget):
-            self._target.keep_documents(tuple(self._waiting))
 
     def _end(self) -> LoadRows:
         self.wall_ns += time.perf_counter_ns()

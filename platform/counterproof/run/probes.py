@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from counterproof.run import abnormal as abnormal_inputs
 from counterproof.run import client_load
-from counterproof.run.closed_loop import ClosedLoop, LoadRows, index_of
+from counterproof.run.closed_loop import LoadRows, index_of
 from counterproof.run.driver import Driver
 from counterproof.run.targets.protocol import Target
 from counterproof.workload.sealed import SealedRequest
@@ -54,7 +54,7 @@ class Found:
 
 def run(target: Target, load: Load, on_done: Callable[[int], None], *, abnormal: bool) -> Found:
     """Probe a target that has answered nothing yet."""
-    ClosedLoop(target, load.warmup, load.concurrency, load.timeout_s).run()
+    client_load.warm_up(target, load.warmup, load.concurrency, load.timeout_s)
     events = duplicates(target, load.duplicates, load.timeout_s)
     events += _events(target)
     before = target.counters()

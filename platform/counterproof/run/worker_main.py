@@ -19,7 +19,7 @@ from counterproof.errors import EXIT_EXECUTION, CounterproofError, InputError
 from counterproof.plan.schema import ServerConfig
 from counterproof.record import canonical, code_identity, machine
 from counterproof.run import client_load, orphan
-from counterproof.run.closed_loop import ClosedLoop, LoadRows
+from counterproof.run.closed_loop import LoadRows
 from counterproof.run.spec import RunSpec
 from counterproof.run.targets import registry
 from counterproof.run.targets.protocol import Logits, ServerKind, Target
@@ -87,7 +87,7 @@ def _timed(spec: RunSpec, report: Reporter) -> None:
     target = _start(spec)
     ready_ns = getattr(target, "ready_ns", None) or time.perf_counter_ns()
     report.tell("ready", total=len(requests))
-    ClosedLoop(target, warmup, spec.concurrency, spec.request_timeout_s).run()
+    client_load.warm_up(target, warmup, spec.concurrency, spec.request_timeout_s)
     warm = target.counters()
     gc.collect()
     gc.freeze()

@@ -10,7 +10,8 @@ import pytest
 
 from counterproof.errors import EvidenceError, ExecutionError, InputError
 from counterproof.plan import checks, predict, prereg
-from counterproof.run.closed_loop import ClosedLoop, LoadRows
+from counterproof.run import client_load
+from counterproof.run.closed_loop import LoadRows
 from counterproof.run.targets.intaglio_local import IntaglioLocal, IntaglioTarget
 from counterproof.workload import build, sealed
 from counterproof.workload.sealed import DocumentRequest, SealedRequest
@@ -55,12 +56,12 @@ def target(model: Path, folder: Path, enabled: bool, **changes: Any) -> Intaglio
 
 def run(tried: IntaglioTarget, requests: list[SealedRequest]) -> tuple[LoadRows, dict[str, int]]:
     before = tried.counters()
-    rows = ClosedLoop(tried, requests, SLOTS, 60.0).run()
+    rows, _ = client_load.run(tried, requests, SLOTS, 60.0)
     return rows, {name: value - before.get(name, 0) for name, value in tried.counters().items()}
 
 
-def uploads(rows: LoadRows) -> list[dict[str, Any]]:
-    return [event for event in rows.readings.events if event["kind"] == "contexts"]
+def uploads(rows: LoadRows, kind: str = "contexts") -> list[dict[str, Any]]:
+    return [event for event in rows.readings.events if event["kind"] == kind]
 
 
 def kv_peak(rows: LoadRows) -> int:
@@ -103,18 +104,24 @@ def test_memory_is_the_documents_once_and_what_the_requests_add(tiny_model: Path
         tried.close()
 
 
-def test_the_load_waits_for_its_upload_and_the_last_load_s_documents_are_gone(
+def test_documents_are_uploaded_before_the_load_and_the_last_load_s_are_gone(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     tried = target(tiny_model, tmp_path, True)
     run(tried, load(first=5))
     rows, counts = run(tried, load())
     (event,) = uploads(rows)
-    first = min(rows.requests, key=lambda row: row["sent_ns"])
-    assert first["sent_ns"] - first["scheduled_ns"] >= event["ms"] * 1e6
-    assert counts["contexts_created"] == 2
+    (setup,) = uploads(rows, "setup")
+    assert setup["documents"] == 2 and setup["ms"] >= event["ms"] > 0
+    assert setup["counters"]["contexts_created"] == counts["contexts_created"] == 2
+    # The run's count holds the upload's work and the load's; a request waits for nothing but the engine.
+    assert setup["counters"]["tokens_computed"] == 2 * KEPT
+    assert counts["tokens_computed"] == 2 * KEPT + sum(row["tokens_computed"] for row in rows.requests)
+    assert min(row["scheduled_ns"] for row in rows.requests) >= setup["time_ns"]
+    waits = [row["sent_ns"] - row["scheduled_ns"] for row in rows.requests]
+    assert max(waits) < setup["ms"] * 1e6
     again, counts = run(tried, load())
-    assert not uploads(again) and counts["contexts_created"] == 0
+    assert not uploads(again) and not uploads(again, "setup") and counts["contexts_created"] == 0
     assert tried.drain().gauges == []
     assert len(list(tmp_path.rglob("ctx-*"))) == 2
     tried.close()

@@ -28,15 +28,17 @@ class Documents:
         self._ids: dict[tuple[int, ...], str] = {}
         self._events: list[dict[str, Any]] = []
 
-    def keep(self, requests: Sequence[SealedRequest]) -> None:
+    def keep(self, requests: Sequence[SealedRequest]) -> int:
         """Upload the requests' documents in the order of their first use, and delete all others.
 
-        Raises ExecutionError when the engine refuses one.
+        Returns how many were uploaded now. Raises ExecutionError when the engine refuses one.
         """
         wanted = {request.document: None for request in requests if isinstance(request, DocumentRequest)}
         for document in [known for known in self._ids if known not in wanted]:
             self._contexts.delete(self._ids.pop(document))
-        self._upload([document for document in wanted if document not in self._ids])
+        missing = [document for document in wanted if document not in self._ids]
+        self._upload(missing)
+        return len(missing)
 
     def apart(self, request: SealedRequest) -> tuple[list[int], str | None]:
         """What to send: the tokens behind the document and its context's id, or all tokens and None."""

@@ -107,10 +107,12 @@ class IntaglioTarget:
         on = self._engine.effective_config().get("context_cache.enabled") is True
         self._documents = Documents(self._engine) if on else None
 
-    def keep_documents(self, requests: Sequence[SealedRequest]) -> None:
-        """Upload the documents of these requests where the context cache is on. Raises ExecutionError."""
-        if self._documents is not None:
-            self._documents.keep(requests)
+    def keep_documents(self, requests: Sequence[SealedRequest]) -> int:
+        """Upload the documents of these requests where the context cache is on; returns how many were not there.
+
+        Raises ExecutionError.
+        """
+        return 0 if self._documents is None else self._documents.keep(requests)
 
     def add(self, request_id: str, request: SealedRequest) -> None:
         """Hand a request over. Raises RefusedRequestError with the engine's typed code."""

@@ -128,8 +128,11 @@ class Target(Protocol):
 class DocumentTarget(Protocol):
     """A target that can keep documents, so that requests name them instead of carrying their text."""
 
-    def keep_documents(self, requests: Sequence[SealedRequest]) -> None:
-        """Keep the documents of these requests, once each, and let go of all others; nothing where this is off."""
+    def keep_documents(self, requests: Sequence[SealedRequest]) -> int:
+        """Keep the documents of these requests, once each, and let go of all others; nothing where this is off.
+
+        Returns how many were uploaded now.
+        """
 
 
 @runtime_checkable
