@@ -11,7 +11,7 @@ from typing import Any
 from counterproof.commands.console import note, table
 from counterproof.errors import EXIT_AGAINST, EXIT_INVALID, EXIT_OK, CounterproofError
 from counterproof.record.store import Store, open_store
-from counterproof_review import key_commands, review_commands
+from counterproof_review import key_commands, override_commands, review_commands
 
 _EPILOG = """examples:
   counterproof packet build kv_cache-20260102-030405
@@ -42,9 +42,10 @@ with --gate also 1 for NOT CONSISTENT and 5 for INCONCLUSIVE
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Add the commands `packet`, `keys` and `review` to the harness's command line."""
+    """Add the commands `packet`, `keys`, `review` and `override` to the harness's command line."""
     key_commands.register(subparsers)
     review_commands.register(subparsers)
+    override_commands.register(subparsers)
     packet = _parser(subparsers, "packet", "build, verify and replay replication packets", _EPILOG)
     actions = packet.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = _parser(actions, "build", "write a study as one file that others can replay", _BUILD)

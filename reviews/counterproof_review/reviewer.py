@@ -5,11 +5,14 @@ Offered through the entry-point group `counterproof.reviewer`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from counterproof.decide.deploy.reviewer import Finding, SignedOverride
+from counterproof.errors import InputError
+from counterproof_review.packet import canonical
 from counterproof_review.protocol import folder, lookup
 from counterproof_review.trust import dsse
 from counterproof_review.trust.errors import TrustError
@@ -34,7 +37,7 @@ class InstalledReviewer:
         Raises TrustError for another form, an unknown or revoked key, or a registry that nobody trusted signed.
         """
         known = folder.read_registry(store / REGISTRY)
-        signed = dsse.verify(file.read_bytes(), known.keys)
+        signed = dsse.verify(read_file(file), known.keys)
         found = signed.predicate
         if signed.predicate_type != OVERRIDE or set(found) != {*_TEXTS, "waives"}:
             raise TrustError("E_STATEMENT", "this is no override")
@@ -50,14 +53,26 @@ class InstalledReviewer:
             **{name: found[name] for name in _TEXTS},
             waives=tuple(waives),
             signers=tuple(person.name for person in people),
-            sha256=signed.sha256,
+            # Of the content alone: one signature more makes no other override of it.
+            sha256=hashlib.sha256(canonical.encode(found)).hexdigest(),
         )
+
+
+def read_file(file: Path) -> bytes:
+    """The bytes of an override. Raises InputError where there are none."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be read: {error.strerror}",
+            details=["to make an override: counterproof override request --help"],
+        ) from None
 
 
 def sign_override(content: Mapping[str, Any], keys: Sequence[KeyPair]) -> bytes:
     """The envelope of an override. `content`: study, plan_sha256, scope, waives, reason, expires_utc.
 
-    keys   key pairs; whoever signs later passes theirs with all the others', since one envelope holds all signatures
+    keys   key pairs of those who sign at once; others add their signatures with `dsse.countersign`
     """
     subjects = {f"study/{content['study']}": content["plan_sha256"]}
     return dsse.sign(dsse.statement(OVERRIDE, subjects, content), [key.sign for key in keys])

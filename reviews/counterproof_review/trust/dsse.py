@@ -76,6 +76,22 @@ def sign(content: Mapping[str, Any], keys: Sequence[Ed25519PrivateKey]) -> bytes
     return _canonical(envelope)
 
 
+def countersign(data: bytes, keys: Mapping[str, bytes], key: Ed25519PrivateKey) -> bytes:
+    """The envelope `data` with one signature more, over the very same content.
+
+    Raises what `verify` raises for what is signed so far, and TrustError E_ENVELOPE where `key` has signed already.
+    """
+    signers = verify(data, keys).signers
+    envelope = _object(data, "envelope", _ENVELOPE)
+    own = key_id(key.public_key().public_bytes_raw())
+    if own in signers:
+        raise TrustError("E_ENVELOPE", f"the key {own[:16]} has signed this already")
+    body = from_base64(envelope["payload"], "the payload")
+    signed = {"keyid": own, "sig": to_base64(key.sign(pae(PAYLOAD_TYPE, body)))}
+    envelope["signatures"] = sorted([*envelope["signatures"], signed], key=lambda one: one["keyid"])
+    return _canonical(envelope)
+
+
 def verify(data: bytes, keys: Mapping[str, bytes]) -> Signed:
     """Check an envelope against public keys (raw bytes by key id). Every signature must hold, and by another key.
 
