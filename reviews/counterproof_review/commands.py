@@ -1,4 +1,4 @@
-"""`counterproof packet build|verify|replay|show`."""
+"""`counterproof packet build|verify|replay|show`, and the views of `view_commands`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 from counterproof.commands.console import note, table
 from counterproof.errors import EXIT_AGAINST, EXIT_INVALID, EXIT_OK, CounterproofError
 from counterproof.record.store import Store, open_store
-from counterproof_review import key_commands, override_commands, review_commands
+from counterproof_review import key_commands, override_commands, review_commands, view_commands
 
 _EPILOG = """examples:
   counterproof packet build kv_cache-20260102-030405
   counterproof packet verify 582f3ec8fe93e0a7.rep.zip
   counterproof packet show 582f3ec8fe93e0a7.rep.zip protocol/prereg.json
   counterproof packet replay 582f3ec8fe93e0a7.rep.zip --dir replay --blocks 6
+  counterproof packet schema prereg
+  counterproof packet export-crate 582f3ec8fe93e0a7.rep.zip crate
 """
 _BUILD = """examples:
   counterproof packet build kv_cache-20260102-030405
@@ -64,6 +66,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     show.add_argument("path", nargs="?", help="a document of the packet, e.g. protocol/prereg.json")
     show.set_defaults(func=_show)
     _add_replay(actions)
+    view_commands.register(actions, _parser)
 
 
 def _add_replay(actions: argparse._SubParsersAction[Any]) -> None:

@@ -21,6 +21,11 @@ _NAME = re.compile(
 )
 
 
+def allowed(name: str) -> bool:
+    """Whether a file of a review's folder is handed on: raw records of attempts and locks are not."""
+    return _NAME.fullmatch(name) is not None
+
+
 def write(root: Path, target: Path) -> list[str]:
     """Write the bundle of a review; returns the names in it. Raw records of attempts and locks stay behind."""
     files: dict[str, bytes | Path] = {}

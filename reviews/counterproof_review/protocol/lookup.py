@@ -13,6 +13,7 @@ from counterproof.errors import CounterproofError
 from counterproof.record.canonical import sha256_file
 from counterproof_review.protocol import bundle, folder, outcome
 from counterproof_review.protocol.events import REVIEWER, STEWARD
+from counterproof_review.trust import sample
 from counterproof_review.trust.errors import TrustError
 from counterproof_review.verdict import rule
 
@@ -50,6 +51,8 @@ def standing_of(study: Path) -> Standing:
         return Standing(rule.NO_REVIEW, "nobody who took no part has replayed it")
     review = folder.read(place)
     _check_claim(review, study)
+    if {entry.keyid for entry in review.registry.entries} & sample.key_ids():
+        return Standing(rule.NO_REVIEW, "it is signed with the keys of the sample, which everybody has")
     signed = {event.role: event.body["sha256"] for event in review.state.verdicts}
     if not {REVIEWER, STEWARD} <= set(signed):
         missing = " and ".join(sorted({REVIEWER, STEWARD} - set(signed)))

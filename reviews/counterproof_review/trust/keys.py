@@ -79,14 +79,18 @@ def folder() -> Path:
 def new(name: str) -> KeyPair:
     """Make and store keys under a new name. Raises TrustError E_KEY_NAME for a bad or taken one."""
     _check_name(name)
-    pair = KeyPair(name, now_utc(), Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
+    return store(KeyPair(name, now_utc(), Ed25519PrivateKey.generate(), X25519PrivateKey.generate()))
+
+
+def store(pair: KeyPair) -> KeyPair:
+    """Write keys into the key folder (mode 0600). Raises TrustError E_KEY_NAME where the name is taken."""
     place = folder()
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = place / f"{name}{SUFFIX}"
+    path = place / f"{pair.name}{SUFFIX}"
     content = canonical.encode(
         {
             "schema": SCHEMA,
-            "name": name,
+            "name": pair.name,
             "created_utc": pair.created_utc,
             "sign": pair.sign.private_bytes_raw().hex(),
             "seal": pair.seal.private_bytes_raw().hex(),
@@ -95,7 +99,7 @@ def new(name: str) -> KeyPair:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise TrustError("E_KEY_NAME", f"there is a key '{name}' already; choose another name") from None
+        raise TrustError("E_KEY_NAME", f"there is a key '{pair.name}' already; choose another name") from None
     with os.fdopen(handle, "wb") as file:
         file.write(content)
         file.flush()
