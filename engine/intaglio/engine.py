@@ -238,6 +238,7 @@ class Engine:
                 "kv_blocks_unaccounted": self._pools.unaccounted(self._scheduler.tables())
                 if self._pools and idle
                 else 0,
+                **self._loaded.device_memory(),
             }
 
     def drain_gauges(self) -> list[tuple[int, dict[str, int]]]:

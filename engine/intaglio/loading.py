@@ -72,13 +72,14 @@ class ModelFacts:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The parts of an engine. fingerprint: gives the sha256 of the model's files by part; hashing them takes
-    time, so it is only done when asked for."""
+    time, so it is only done when asked for. device_memory: gauges of a device's memory, none on a CPU."""
 
     runner: StepRunner
     codec: Codec
     facts: ModelFacts
     fingerprint: Callable[[], Mapping[str, str]]
     threads: threads.Threads
+    device_memory: Callable[[], Mapping[str, int]] = dict
 
 
 def load(config: EngineConfig) -> Loaded:
@@ -93,9 +94,11 @@ def load(config: EngineConfig) -> Loaded:
 
     drop_code()  # before the model comes: importing touches far more of the libraries than computing
     tokenizer = Tokenizer(folder)
-    runner = Runner(replace(config, threads=replace(config.threads, count=in_force.count)), folder)
+    counted = replace(config, threads=replace(config.threads, count=in_force.count))
+    runner = Runner(counted, folder, known_tokens=tokenizer.known_tokens)
     facts = ModelFacts.read(runner.describe())
-    return Loaded(runner, tokenizer, facts, partial(catalogue.fingerprint, folder), in_force)
+    fingerprint = partial(catalogue.fingerprint, folder)
+    return Loaded(runner, tokenizer, facts, fingerprint, in_force, runner.device_memory)
 
 
 def max_model_len(config: EngineConfig, facts: ModelFacts) -> int:

@@ -18,8 +18,9 @@ class Runner:
     The interface passes plain data only, so that a worker may live elsewhere without a change to its callers.
     """
 
-    def __init__(self, config: EngineConfig, model_folder: Path) -> None:
-        self._worker = Worker(config, model_folder)
+    def __init__(self, config: EngineConfig, model_folder: Path, *, known_tokens: int | None = None) -> None:
+        """known_tokens: see Worker."""
+        self._worker = Worker(config, model_folder, known_tokens=known_tokens)
         self._threads = torch.get_num_threads()
 
     @property
@@ -47,6 +48,10 @@ class Runner:
         if [row.request_id for row in result.rows] != [row.request_id for row in plan.rows]:
             raise WorkerError(f"the answer to step {plan.step} is not row for row the plan's")
         return result
+
+    def device_memory(self) -> dict[str, int]:
+        """See Worker.device_memory."""
+        return self._worker.device_memory()
 
     def close(self) -> None:
         self._worker.close()

@@ -31,9 +31,12 @@ Description = dict[str, str | int | tuple[int, ...] | None]
 
 class Worker:
     """Loads `model_folder` as `config` says. Raises ModelError, ConfigError, or NumericsError when invariant
-    mode fails its self-test on this machine."""
+    mode fails its self-test on this machine.
 
-    def __init__(self, config: EngineConfig, model_folder: Path) -> None:
+    known_tokens: ids from there on are rows that only pad the vocabulary and are never chosen; None: there are none.
+    """
+
+    def __init__(self, config: EngineConfig, model_folder: Path, *, known_tokens: int | None = None) -> None:
         self._config = config
         self._device = _device(config)
         self._threads = threads = config.threads.count or _usable_cores()
@@ -41,6 +44,7 @@ class Worker:
         dtype = _TORCH_DTYPES[config.dtype]
         kv_dtype = dtype if config.kv_cache.format == "auto" else code_type(config.kv_cache.format)
         self._spec = read_spec(model_folder)
+        self._known_tokens = min(known_tokens or self._spec.vocab, self._spec.vocab)
         self._costs = CostModel(self._spec)
         with torch.inference_mode():
             self._backend, self._fallback = load_backend(
@@ -153,6 +157,17 @@ class Worker:
             kv_bytes_read=cost.kv_bytes_read,
         )
 
+    def device_memory(self) -> dict[str, int]:
+        """Most bytes that torch's allocator had handed out and held since the last call; {} on a CPU, which has none."""
+        if self._device.type != "cuda":
+            return {}
+        peaks = {
+            "gpu_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+            "gpu_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+        }
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peaks
+
     def close(self) -> None:
         """Drop the KV store and stop the kernels' threads. The worker cannot execute steps afterwards."""
         self._store = self._mover = None
@@ -229,7 +244,10 @@ class Worker:
             end += len(row.logit_rows)
             if row.sample is not None:
                 picks.append((end - 1, row.sample))
-        chosen = iter(self._backend.choose(logits, picks) if picks else ())
+        known = logits
+        if self._known_tokens < logits.shape[1]:
+            known = logits[:, : self._known_tokens].contiguous()
+        chosen = iter(self._backend.choose(known, picks) if picks else ())
         results: dict[str, RowResult] = {}
         start = 0
         for row in rows:

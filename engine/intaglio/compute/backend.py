@@ -11,6 +11,7 @@ import torch
 from intaglio.compute import selftest
 from intaglio.compute.batch import build_batch
 from intaglio.compute.decoder import Decoder
+from intaglio.compute.device_queue import settle
 from intaglio.compute.gpu import backend as gpu
 from intaglio.compute.gpu import status as gpu_status
 from intaglio.compute.graph import EagerGraph
@@ -37,7 +38,8 @@ class Backend(Protocol):
     weight_bytes: int
 
     def run(self, rows: Sequence[RowPlan], store: KVStore | None) -> tuple[torch.Tensor, Events]:
-        """fp32 logits of the rows' chosen queries [logit rows, vocab], and counted events. `store` None: no cache."""
+        """fp32 logits of the rows' chosen queries [logit rows, vocab], computed when it returns, and counted events.
+        `store` None: no cache."""
         ...
 
     def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
@@ -75,7 +77,9 @@ class TorchBackend:
         """See Backend.run."""
         batch = build_batch(rows, store, self._rope, self._device)
         gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
-        return self._graph.run(batch), ((("kv_gather", str(gathers)),) if gathers else ())
+        logits = self._graph.run(batch)
+        settle(self._device)
+        return logits, ((("kv_gather", str(gathers)),) if gathers else ())
 
     def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
         """See Backend.choose."""

@@ -95,6 +95,11 @@ class Tokenizer:
         return found
 
     @property
+    def known_tokens(self) -> int:
+        """One more than the highest id that stands for anything; ids from there to vocab_size only pad."""
+        return len(self._table)
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` is available."""
         return self._template is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from intaglio.compute import selftest
+from intaglio.compute.device_queue import settle
 from intaglio.compute.gpu import status as gpu_status
 from intaglio.compute.gpu.tiles import MAX_HEAD_DIM
 from intaglio.compute.graph import EagerGraph
@@ -59,9 +60,7 @@ class TritonBackend:
     ) -> tuple[torch.Tensor, tuple[tuple[str, str], ...]]:
         """See Backend.run. Blocks are read where they lie, so nothing is ever gathered."""
         logits = self._graph.run(self._decoder.batch(rows, store, self._rope, self._device))
-        if self._device.type == "cuda":
-            # Else the time of the layers would be counted where somebody first looks at a result.
-            torch.cuda.current_stream(self._device).synchronize()
+        settle(self._device)
         return logits, ()
 
     def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:

@@ -19,7 +19,10 @@ from intaglio.models import catalogue
 from intaglio.state.kv_format import kv_format
 
 # The engine's columns of resources.parquet; what else an engine gauges is not recorded.
-_GAUGES = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_bytes_used")
+_GAUGES = (
+    *("running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_bytes_used"),
+    *("gpu_allocated_bytes", "gpu_reserved_bytes"),
+)
 
 
 class IntaglioLocal:
