@@ -86,6 +86,14 @@ def gpu_observation() -> dict[str, Any]:
     return _query_gpus(_GPU_OBSERVED)
 
 
+def gpu_used_bytes() -> int | None:
+    """Memory in use on all NVIDIA devices, whoever uses it (contexts and other processes too); None without one."""
+    used = _query_gpus(("memory.used",)).values()
+    if not used or not all(value.isdigit() for value in used):
+        return None
+    return sum(int(value) << 20 for value in used)  # the tool tells MiB
+
+
 def _query_gpus(fields: tuple[str, ...]) -> dict[str, Any]:
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:

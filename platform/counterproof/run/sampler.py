@@ -17,7 +17,7 @@ import psutil
 from counterproof.run import orphan
 
 HERTZ = 20
-# The clock is read from a long text of the kernel's, so not with every sample.
+# The clock is read from a long text of the kernel's and a device's memory by a tool, so not with every sample.
 CLOCK_EVERY = 20
 
 
@@ -69,9 +69,10 @@ def _sample(process: psutil.Process, with_clock: bool) -> dict[str, Any] | None:
         "load1": os.getloadavg()[0],
     }
     if with_clock:
-        from counterproof.record.machine import cpu_mhz
+        from counterproof.record import machine
 
-        row["cpu_mhz"] = cpu_mhz()
+        row["cpu_mhz"] = machine.cpu_mhz()
+        row["gpu_used_bytes"] = machine.gpu_used_bytes()
     return row
 
 
