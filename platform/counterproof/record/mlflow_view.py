@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.record import canonical
+from counterproof.record.mlflow_text import PARAM_LIMIT, TAG_LIMIT, fitted
 from counterproof.record.store import RunKey, Store
 from counterproof.record.verify import SealedRun, VerifiedStudy
 
@@ -201,8 +202,10 @@ def _log_run(client: Any, experiment: str, study: VerifiedStudy, run: SealedRun,
         "workload_sha256": manifest["workload_sha256"],
     }
     start, end = _run_times(study, name)
-    run_id = _create(client, experiment, f"{study.paths.name}/{name}", start, tags)
     config = arm_config(study.plan, manifest["arm"])
+    # Whoever reads the parameters back can tell that they are all there and whole.
+    tags["counterproof.config_sha256"] = canonical.sha256_json(config)
+    run_id = _create(client, experiment, f"{study.paths.name}/{name}", start, tags)
     _log_params(client, run_id, {key: _text(value) for key, value in config.items()})
     values, reasons = _run_values(study, run.key)
     values["startup_ms"] = manifest["startup_ms"]
@@ -257,7 +260,7 @@ def _run_values(study: VerifiedStudy, key: RunKey) -> tuple[dict[str, float | No
 
 
 def _create(client: Any, experiment: str, name: str, start: int, tags: Mapping[str, Any]) -> str:
-    texts = {key: _text(value) for key, value in tags.items() if value is not None}
+    texts = {key: fitted(_text(value), TAG_LIMIT) for key, value in tags.items() if value is not None}
     run = client.create_run(experiment, start_time=start, tags=texts, run_name=name)
     return str(run.info.run_id)
 
@@ -265,7 +268,7 @@ def _create(client: Any, experiment: str, name: str, start: int, tags: Mapping[s
 def _log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
-    items = [Param(key, value) for key, value in sorted(params.items())]
+    items = [Param(key, fitted(value, PARAM_LIMIT)) for key, value in sorted(params.items())]
     for begin in range(0, len(items), _BATCH):
         client.log_batch(run_id, params=items[begin : begin + _BATCH])
 
@@ -281,7 +284,8 @@ def _log_values(
         if value is not None and math.isfinite(value):
             metrics.append(Metric(name, float(value), time_ms, 0))
         else:
-            tags.append(RunTag(f"not_measured.{name}", reasons.get(name) or "not measured"))
+            reason = reasons.get(name) or "not measured"
+            tags.append(RunTag(f"not_measured.{name}", fitted(reason, TAG_LIMIT)))
     for begin in range(0, len(metrics), _BATCH):
         client.log_batch(run_id, metrics=metrics[begin : begin + _BATCH])
     for begin in range(0, len(tags), _BATCH):
