@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -68,6 +69,9 @@ class FakeTarget:
         self._readings = Readings()
         self._counters = {"tokens_computed": 0, "steps": 0, "tokens_generated": 0}
         self._ending: list[Token] = []
+        if "pids" in self._fault:
+            with open(self._fault["pids"], "a", encoding="utf-8") as told:
+                told.write(f"{os.getpid()}\n")
 
     def add(self, request_id: str, request: SealedRequest) -> None:
         if self._fault.get("refuse") == request.request_index:
@@ -189,6 +193,10 @@ class FakeTarget:
             time.sleep(3600)
         if self._fault.get("crash") == self._arm:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault.get("exit") == self._arm:
+            sys.exit(0)
+        if self._fault.get("vanish") == self._arm:
+            os._exit(0)
         if self._fault.get("raise") == self._arm:
             raise RuntimeError("a fault on demand")
 
