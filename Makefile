@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-postgres lint format dashboard clean
+.PHONY: run test test-postgres calibrate lint format dashboard clean
 
 run: $(STAMP)
 	@$(BIN)/counterproof models fetch smollm2-135m
@@ -18,6 +18,10 @@ test-postgres: $(STAMP)
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
 	  (apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql >/dev/null)
 	COUNTERPROOF_NEEDS_POSTGRES=1 $(BIN)/python -m pytest tests/platform/run/test_postgres_tracking.py
+
+# Thirty-six studies whose truth is known, on two quiet cores; CALIBRATE="--each 2" for fewer.
+calibrate: $(STAMP)
+	$(BIN)/python -m benchmarks.calibrate $(CALIBRATE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
