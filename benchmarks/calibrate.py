@@ -169,12 +169,12 @@ def pilot_step_us(store: Store, bar: Bar) -> float:
     found = [value for arm in ("baseline", "again") for value in arms[arm]["per_block"] if value is not None]
     if not found:
         raise InputError(f"{name} measured no time of a step", details=[f"look at {paths.folder}"])
-    return 1000 * statistics.mean(found)
+    return float(1000 * statistics.mean(found))
 
 
 def seconds_of(paths: StudyPaths) -> float:
     """What its sealed runs took."""
-    return sum(event.get("seconds", 0.0) for event in Journal(paths.journal).events())
+    return sum(float(event.get("seconds", 0.0)) for event in Journal(paths.journal).events())
 
 
 def environment_of(store: Store, rows: list[dict[str, Any]]) -> dict[str, Any]:

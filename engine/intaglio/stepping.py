@@ -107,6 +107,8 @@ class Stepper:
             self._trace_step(planned, outcome, work, done, gone)
         if not self._scheduler.has_work:
             self._telemetry.gauge(done, self._gauges())
+            if pools := self._scheduler.pools:
+                self._telemetry.counters.reach("kv_bytes_kept", pools.held_bytes)
 
     def _count(self, result: StepResult) -> None:
         counters = self._telemetry.counters

@@ -18,6 +18,7 @@ COUNTERS = (
     "blocks_freed",
     "kv_bytes_written",
     "kv_bytes_read",
+    "kv_bytes_kept",
     "flops",
     "preemptions",
     "prefix_lookup_tokens",
@@ -62,6 +63,10 @@ class Counters:
     def add(self, name: str, amount: int = 1) -> None:
         """Raise a counter. Raises KeyError for a name that is not in COUNTERS."""
         self._values[name] += amount
+
+    def reach(self, name: str, value: int) -> None:
+        """Raise a counter that is a high-water mark to `value`, unless it stands higher. Raises KeyError as `add`."""
+        self._values[name] = max(self._values[name], value)
 
     def __getitem__(self, name: str) -> int:
         return self._values[name]

@@ -11,7 +11,9 @@ import pytest
 from benchmarks import calibrate
 from benchmarks.calibration_rows import KINDS, checks, outcome_of, planted_right, row_of, table
 
+from counterproof.errors import InputError
 from counterproof.plan.prereg import compose_arms
+from counterproof.record.code_identity import CodeIdentity
 
 STEP_US = 400.0
 
@@ -135,10 +137,10 @@ def test_a_planted_delay_is_the_only_difference_and_is_not_sabotaged() -> None:
 
 def test_another_commits_studies_are_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTERPROOF_STORE", str(tmp_path))
-    first, second = (calibrate.code_identity.CodeIdentity("git", digit * 40) for digit in "12")
+    first, second = (CodeIdentity("git", digit * 40) for digit in "12")
     store = calibrate.place_of(False, first)
     (store.studies / "aa-01").mkdir()
     assert calibrate.place_of(False, first).root == store.root
-    with pytest.raises(calibrate.InputError, match="another commit"):
+    with pytest.raises(InputError, match="another commit"):
         calibrate.place_of(False, second)
     assert not (calibrate.place_of(True, second).studies / "aa-01").exists()

@@ -45,6 +45,11 @@ class BlockPools:
         return sum(pool.occupied * pool.group.block_bytes for pool in self.pools)
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of all the groups' blocks that are not free: held by somebody, or kept for reuse."""
+        return sum((pool.total - pool.free) * pool.group.block_bytes for pool in self.pools)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block in every group."""
         return sum(pool.group.block_bytes for pool in self.pools)

@@ -17,10 +17,10 @@ NEVER_TESTED = (
 )
 
 # In which order prices are named, and below which share of the whole time a stage's is only mentioned.
-_WEIGHT = ("memory", "quality", "startup", "time_p50", "time_p99", "bytes_moved")
+_WEIGHT = ("memory", "memory_kept", "quality", "startup", "time_p50", "time_p99", "bytes_moved")
 SMALL = 0.01
 # Counted, not sampled: any growth is a cost, with or without an interval.
-_EXACT = (("state", "memory"), ("compute", "memory"))
+_EXACT = (("state", "memory"), ("state", "memory_kept"), ("compute", "memory"))
 
 
 def answer_all(

@@ -135,7 +135,9 @@ def _markdown_cell(value: Any) -> str:
 
 
 def _cost_rows(comparison: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+    # A comparison of an earlier version has no cell of a resource that was added since.
+    blank = {"status": "not measured", "reason": "not recorded"}
+    rows: dict[str, dict[str, Any]] = {stage: dict.fromkeys(RESOURCES, blank) for stage in STAGES}
     for cell in comparison["cost"]:
         rows[cell["stage"]][cell["resource"]] = cell
     return rows

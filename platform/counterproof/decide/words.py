@@ -21,6 +21,7 @@ _METRICS = {
     "setup_ms": "set-up before the load (documents uploaded)",
     "peak_rss_bytes": "peak resident memory",
     "kv_bytes_peak": "peak KV cache bytes",
+    "kv_bytes_kept": "KV bytes kept while no request is there",
     "weight_bytes": "weight bytes",
     "tokens_computed": "computed tokens",
     "outputs": "outputs",
@@ -54,6 +55,7 @@ _CHECKS = {
 _CELLS = {
     ("whole", "memory"): "resident memory",
     ("state", "memory"): "KV cache memory",
+    ("state", "memory_kept"): "KV memory kept while no request is there",
     ("compute", "memory"): "weight memory",
     ("whole", "startup"): "start-up time",
     ("state", "startup"): "set-up before the load (documents uploaded)",

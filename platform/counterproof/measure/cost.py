@@ -1,6 +1,7 @@
 """Where the cost went: a stage x resource matrix in which no cell is blank.
 
-Rows: the whole request and its four stages. Columns: time p50, time p99, memory, bytes moved, quality, start-up.
+Rows: the whole request and its four stages. Columns: time p50, time p99, memory at its peak and memory kept
+while no request is there, bytes moved, quality, start-up.
 A cell holds baseline, candidate and their ratio with an interval across blocks, or says "not measured" and why.
 """
 
@@ -18,11 +19,12 @@ from counterproof.measure.setup import has_setup
 from counterproof.measure.stages import stage_request_times
 
 STAGES = ("whole", "input", "state", "compute", "output")
-RESOURCES = ("time_p50", "time_p99", "memory", "bytes_moved", "quality", "startup")
+RESOURCES = ("time_p50", "time_p99", "memory", "memory_kept", "bytes_moved", "quality", "startup")
 UNITS = {
     "time_p50": "ms",
     "time_p99": "ms",
     "memory": "bytes",
+    "memory_kept": "bytes",
     "bytes_moved": "bytes",
     "quality": "share of outputs without a wrong token",
     "startup": "ms",
@@ -104,6 +106,7 @@ def _source(stage: str, resource: str) -> tuple[_Value | None, str]:
     table: dict[tuple[str, str], tuple[str, str]] = {
         ("whole", "memory"): ("peak_rss_bytes", "peak"),
         ("state", "memory"): ("kv_bytes_peak", "peak"),
+        ("state", "memory_kept"): ("kv_bytes_kept", "peak"),
         ("compute", "memory"): ("weight_bytes", "total"),
         ("whole", "startup"): ("startup_ms", "total"),
     }
@@ -111,6 +114,8 @@ def _source(stage: str, resource: str) -> tuple[_Value | None, str]:
         return _metric(*table[(stage, resource)]), ""
     if resource == "memory":
         return None, "memory is told apart only as resident set, KV and weights"
+    if resource == "memory_kept":
+        return None, "only KV is kept from one request to the next"
     return None, "start-up is timed as a whole"
 
 

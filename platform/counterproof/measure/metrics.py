@@ -47,6 +47,7 @@ METRICS: dict[str, Metric] = {
     "setup_ms": Metric("ms", "lower", ("total",)),
     "peak_rss_bytes": Metric("bytes", "lower", ("peak",)),
     "kv_bytes_peak": Metric("bytes", "lower", ("peak",)),
+    "kv_bytes_kept": Metric("bytes", "lower", ("peak",)),
     "weight_bytes": Metric("bytes", "lower", ("total",)),
     "tokens_computed": Metric("tokens", "lower", ("total",)),
 }
@@ -135,6 +136,16 @@ def _weights(run: RunData) -> Measured:
     return _number(run.effective.get("model.weight_bytes"), "the engine does not report its weight bytes")
 
 
+def _kept(run: RunData) -> Measured:
+    """KV bytes that were still held when no request was there any more, warm-up included: what caches keep."""
+    timed, warm = (
+        found.get("kv_bytes_kept") for found in (run.counters, run.manifest.get("warmup_counters", {}))
+    )
+    if timed is None or warm is None:
+        return Measured(None, 0, "the engine does not say what it keeps between requests")
+    return _number(timed + warm, "")
+
+
 def _computed(run: RunData) -> Measured:
     return _number(run.counters.get("tokens_computed"), "the engine does not count computed tokens")
 
@@ -154,6 +165,7 @@ _WHOLE_RUN: dict[str, Callable[[RunData], Measured]] = {
     "setup_ms": lambda run: Measured(setup_ms(run), 1),
     "peak_rss_bytes": _peak("rss_bytes", "sampler"),
     "kv_bytes_peak": _peak("kv_bytes_used", "engine"),
+    "kv_bytes_kept": _kept,
     "weight_bytes": _weights,
     "tokens_computed": _computed,
 }

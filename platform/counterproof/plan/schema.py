@@ -119,7 +119,8 @@ class WorkloadConfig:
     file, field     prompt_file: a text file (one prompt a line) or a .jsonl file and the field that holds it
     documents       shared_documents: how many, of `document_tokens` tokens, the requests of a block ask about
     turns           multi_turn: how many a conversation has, with given replies of at most `reply_tokens` tokens
-    trace           trace: a file of `trace_format` azure or mooncake; its first `requests` rows are replayed with
+    trace           trace: a file of `trace_format` azure or mooncake, also one of the project's own, for example
+                    traces/unique_prompts.csv; its first `requests` rows are replayed with
                     its lengths times `length_scale` and its times times `time_scale` (0.5: twice as fast)
     arrival         closed (a free slot sends the next request), constant, poisson, gamma (bursty, with a
                     coefficient of variation `arrival_cv`) at `rate_per_s`, or trace (the trace's own times)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from counterproof.plan.schema import ExperimentConfig
 from counterproof.record.canonical import sha256_bytes, sha256_file
-from counterproof.workload import arrivals, replay
+from counterproof.workload import arrivals, replay, traces
 from counterproof.workload.prompts import Encode, distinct_prompts, refuse_repeats
 from counterproof.workload.sealed import SealedRequest, request_of
 
@@ -130,7 +129,7 @@ def _from_trace(
         pairs = zip(found.requests, times, strict=True)
         drafts.append([_Draft(r.token_ids, r.max_new_tokens, time) for r, time in pairs])
     warm = replay.replay(rows[: load.warmup_requests], load, encode, f"{seed}/warmup", seen).requests
-    facts["trace_sha256"] = sha256_file(Path(load.trace or "").expanduser())
+    facts["trace_sha256"] = sha256_file(traces.locate(load.trace or ""))
     facts["made_unique"] = made_unique
     return drafts, [_Draft(request.token_ids, request.max_new_tokens) for request in warm]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from counterproof.errors import InputError
 from counterproof.plan.schema import WorkloadConfig
@@ -42,7 +41,7 @@ def read_trace(config: WorkloadConfig) -> list[TraceRow]:
     """The `config.requests` first rows of the trace. Raises InputError when it has fewer."""
     if config.trace is None:
         raise InputError("workload.trace is not set", details=["name a trace file"])
-    path = Path(config.trace).expanduser()
+    path = traces.locate(config.trace)
     rows = traces.read(path, config.trace_format, config.requests)
     if len(rows) < config.requests:
         raise InputError(f"{path.name} has {len(rows)} rows, workload.requests is {config.requests}")

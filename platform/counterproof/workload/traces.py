@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from counterproof.errors import InputError
+from intaglio.models.sources import data_root
 
 AZURE, MOONCAKE = "azure", "mooncake"
 FORMATS = (AZURE, MOONCAKE)
@@ -31,6 +32,14 @@ class TraceRow:
     prompt_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
+
+
+def locate(name: str) -> Path:
+    """Where `workload.trace` lies: the path as it is, or one of the project's own below its data folder, e.g.
+    traces/unique_prompts.csv."""
+    path = Path(name).expanduser()
+    own = path if path.is_absolute() else data_root() / path
+    return own if own.is_file() and not path.exists() else path
 
 
 def read(path: Path, kind: str, limit: int | None = None) -> list[TraceRow]:

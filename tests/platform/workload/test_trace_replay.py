@@ -154,3 +154,16 @@ def test_a_study_replays_the_same_structure_with_other_text_in_every_block(
     assert all(request.arrival_ns is None for request in (*found.warmup, *found.equivalence))
     assert found.facts["made_unique"] == config.study.blocks
     assert len(found.facts["trace_sha256"]) == 64
+
+
+def test_the_projects_own_trace_is_found_by_its_name_and_yours_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "traces/unique_prompts.csv"
+    found = traces.locate(name)
+    assert found.is_absolute() and len(traces.read(found, "azure")) == 24
+    (tmp_path / "traces").mkdir()
+    (tmp_path / name).write_text(AZURE, encoding="utf-8")
+    assert len(traces.read(traces.locate(name), "azure")) == 2
+    assert traces.locate("traces/absent.csv") == Path("traces/absent.csv")
