@@ -11,7 +11,13 @@ from typing import Any
 from counterproof.commands.console import note, table
 from counterproof.errors import EXIT_AGAINST, EXIT_INVALID, EXIT_OK, CounterproofError
 from counterproof.record.store import Store, open_store
-from counterproof_review import key_commands, override_commands, review_commands, view_commands
+from counterproof_review import (
+    challenge_commands,
+    key_commands,
+    override_commands,
+    review_commands,
+    view_commands,
+)
 
 _EPILOG = """examples:
   counterproof packet build kv_cache-20260102-030405
@@ -48,7 +54,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     key_commands.register(subparsers)
     review_commands.register(subparsers)
     override_commands.register(subparsers)
-    packet = _parser(subparsers, "packet", "build, verify and replay replication packets", _EPILOG)
+    packet = _parser(subparsers, "packet", "build, verify, replay and challenge replication packets", _EPILOG)
     actions = packet.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = _parser(actions, "build", "write a study as one file that others can replay", _BUILD)
     build.add_argument("study", help="a study of the store, or its folder")
@@ -66,6 +72,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     show.add_argument("path", nargs="?", help="a document of the packet, e.g. protocol/prereg.json")
     show.set_defaults(func=_show)
     _add_replay(actions)
+    challenge_commands.register(actions)
     view_commands.register(actions, _parser)
 
 

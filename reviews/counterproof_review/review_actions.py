@@ -170,13 +170,20 @@ def reveal(args: argparse.Namespace) -> int:
 
 
 def challenge(args: argparse.Namespace) -> int:
-    """Enter a counterexample search."""
+    """Search for counterexamples, unless a report or a reason is given, and enter what was found."""
+    from counterproof_review import challenge_commands
     from counterproof_review.protocol import reviewer_steps
 
-    if (args.report is None) == (args.none is None):
-        raise InputError("give either --report FILE or --none REASON")
+    if args.report is not None and args.none is not None:
+        raise InputError(
+            "give --report FILE or --none REASON, not both; without either the search is made now"
+        )
     review, key, _ = _mine(args, "reviewer")
     report = _report(args.report) if args.report else None
+    if args.report is None and args.none is None:
+        attack = reviewer_steps.attack(review)
+        folder = args.dir or review.folder.root / reviewer_steps.SEARCH
+        report = challenge_commands.run(args, attack.report, attack.claim, folder, attack.seed)
     review = reviewer_steps.challenge(review, key, report, args.none or "")
     body = review.state.challenge.body if review.state.challenge else {}
     note(f"entered: {body['inside']} confirmed inside the scope, {body['outside']} outside")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from counterproof_review import challenge_commands
 from counterproof_review import review_actions as actions
 from counterproof_review.key_commands import parser
 
@@ -20,7 +21,7 @@ _EPILOG = """the steps, in order, and who takes them (R is the folder given with
   reviewer  counterproof review replay --review R                               as often as needed; every one counts
   reviewer  counterproof review freeze --review R --guess 1a2b3c4d --confidence 0.5
   author    counterproof review reveal --review R                               or the steward, after the deadline
-  reviewer  counterproof review challenge --review R --report search.json
+  reviewer  counterproof review challenge --review R --minutes 30        searches; killed, it goes on
   reviewer  counterproof review verdict --review R
   steward   counterproof review verdict --review R
   author    counterproof review attach final.zip my-claim                       the decision rule sees it from now on
@@ -98,9 +99,15 @@ def _reviewer(which: argparse._SubParsersAction[Any]) -> None:
         "--deviation", action="append", default=[], help="what was done otherwise than planned"
     )
     freeze.add_argument("--cause", help="why a block had stalled, after a second attempt")
-    challenge = _step(which, "challenge", "enter a counterexample search (reviewer)", actions.challenge)
-    challenge.add_argument("--report", type=Path, help="the search's report as JSON")
+    challenge = _step(
+        which,
+        "challenge",
+        "search for counterexamples, and enter what was found (reviewer)",
+        actions.challenge,
+    )
+    challenge.add_argument("--report", type=Path, help="enter the report of a search that was made, as JSON")
     challenge.add_argument("--none", metavar="REASON", help="why no search was made")
+    challenge_commands.add_options(challenge)
 
 
 def _step(

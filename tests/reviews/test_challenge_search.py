@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from counterproof.errors import InputError
-from counterproof_review.challenge.search import Budget, Outcome, search
+from counterproof_review.challenge.search import Budget, Outcome, decide, loss_p_value, search
 from counterproof_review.challenge.shrink import shrink
 from counterproof_review.challenge.space import Cell, Space, read_space
 
@@ -38,8 +38,12 @@ def probe_of(effect: Callable[[Cell], float], wrong: Callable[[Cell], int] = lam
     """A machine with 6 % noise between blocks whose true gain is `effect(cell)`."""
 
     def probe(cell: Cell, blocks: int, seed: int) -> Outcome:
-        noise = NOISE * np.random.default_rng(seed).standard_normal(blocks)
-        return Outcome(tuple((effect(cell) + noise).tolist()), wrong(cell))
+        rng = np.random.default_rng(seed)
+        noise = NOISE * rng.standard_normal(blocks)
+        again = tuple(
+            (NOISE * rng.standard_normal(blocks)).tolist()
+        )  # the same baseline twice, as fresh runs have it
+        return Outcome(tuple((effect(cell) + noise).tolist()), wrong(cell), again)
 
     return probe
 
@@ -100,6 +104,41 @@ def test_wrong_outputs_need_no_statistics_but_a_fresh_run() -> None:
     single = search(SPACE, once, Budget(cells=24), 3)
     assert single.confirmed and not single.flips
     assert len(set(seen)) == len(seen)  # no run was used twice
+
+
+def test_a_loss_that_two_equal_arms_may_show_is_none() -> None:
+    """The rule of fresh runs: significant is not enough where the machine itself differs by as much."""
+    gains = (-0.03, -0.031, -0.029, -0.03, -0.032, -0.03, -0.028, -0.03)
+    quiet, loud = (0.001, -0.001) * 4, (0.05, -0.05) * 4
+    p = loss_p_value(gains)
+    assert p is not None and p < 1e-6
+    assert decide({}, Outcome(gains, 0, quiet), p).flip is True
+    noisy = decide({}, Outcome(gains, 0, loud), p)
+    assert (noisy.flip, "equal arms" in noisy.why) == (False, True)
+    assert decide({}, Outcome(gains, 1, loud), p).flip is True
+
+
+def test_shrinking_does_not_slip_to_a_smaller_loss_of_another_kind() -> None:
+    """Every small cell loses 4 %; what is to be explained loses a quarter above 12 slots."""
+    probe = probe_of(lambda c: crowded(c) if int(c["concurrency"]) > 12 else -0.04)
+    cell: Cell = {"prompt_tokens": 200, "concurrency": 30, "overlap": 0.7, "text": "random"}
+    small = shrink(SPACE, cell, probe(cell, 8, 1), probe, lambda n: 10_000 + n, most=80)
+    assert small.needed == ("concurrency",)
+    assert 13 <= int(small.cell["concurrency"]) <= 16
+
+
+def test_a_search_without_time_says_what_it_left() -> None:
+    asked: list[str] = []
+
+    def more(phase: str) -> bool:
+        asked.append(phase)
+        return len(asked) <= 10
+
+    found = search(SPACE, probe_of(lambda _c: -0.3), Budget(cells=40), 1, more=more).report()
+    assert found["cells_tried"] == 10
+    assert found["cells_planned"] == 28
+    assert found["confirmed"] == [] and found["nominated_not_confirmed"] == found["nominated"] > 0
+    assert len([phase for phase, count in found["by_phase"].items() if count]) == 3  # some of each kind
 
 
 def test_the_report_tells_what_was_and_was_not_tried() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from counterproof_review.challenge.reach import Reach
 from counterproof_review.challenge.search import Budget
+from counterproof_review.challenge.space import SCHEMA, Dimension, Space, Value, read_space
 
 GENERATOR = "counterproof-challenge/1"
 BLOCK_TOKENS = 16
 MAX_CONCURRENCY = 16
+_SIDES = ("prompt_tokens", "output_tokens", "concurrency")
 
 
 def challenge_space(scope: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,6 +37,7 @@ def challenge_space(scope: Mapping[str, Any]) -> dict[str, Any]:
             },
             {"name": "burstiness", "kind": "choice", "choices": ["closed", "burst"]},
             {"name": "lengths", "kind": "choice", "choices": ["equal", "mixed"]},
+            {"name": "cache", "kind": "choice", "choices": ["fresh", "full"]},
         ],
         "budget": {
             "cells": budget.cells,
@@ -49,6 +55,60 @@ def inside(scope: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
         if name in cell and not min(scope[name]) <= cell[name] <= max(scope[name]):
             return False
     return not ("concurrency" in cell and cell["concurrency"] > scope["concurrency"])
+
+
+def space_of(scope: Mapping[str, Any], document: Mapping[str, Any] | None, reach: Reach) -> Space:
+    """The space that is searched here: the declared one (`document`, None: as it would be declared), within reach.
+
+    Numbers are cut to what the engine takes and the metric needs; a choice that cannot be made here falls away.
+    """
+    declared = document or {"schema": SCHEMA, **challenge_space(scope)}
+    return Space(tuple(_within(one, reach) for one in read_space(dict(declared)).dimensions))
+
+
+def _within(one: Dimension, reach: Reach) -> Dimension:
+    if one.name == "output_tokens":
+        return _cut(one, reach.least_outputs, max(reach.least_outputs, reach.longest // 3))
+    if one.name == "prompt_tokens":
+        return _cut(one, 1, max(1, reach.longest - reach.longest // 3))
+    if one.name == "cache" and not reach.fills:
+        return replace(one, choices=tuple(c for c in one.choices if c != "full"))
+    return one
+
+
+def _cut(one: Dimension, low: int, high: int) -> Dimension:
+    least, most = max(one.low, low), min(one.high, high)
+    least = min(least, most)
+    return replace(one, low=least, high=most, boundaries=_inside(one.boundaries, least, most))
+
+
+def _inside(values: tuple[Value, ...], low: float, high: float) -> tuple[Value, ...]:
+    return tuple(v for v in values if isinstance(v, int | float) and low <= v <= high)
+
+
+def cut(scope: Mapping[str, Any], cell: Mapping[str, Any], needed: Sequence[str]) -> dict[str, Any] | None:
+    """What is left of the box of a claim without a cell, at its largest: one side of the box moved up to the cell.
+
+    needed  the dimensions that the failure needs; only those can be cut. None: nothing of the box is left
+    """
+    best: tuple[float, dict[str, Any]] | None = None
+    for name in ("prompt_tokens", "output_tokens", "concurrency"):
+        if name not in needed or name not in cell:
+            continue
+        low, high = _side(scope, name)
+        for start, end in ((low, cell[name] - 1), (cell[name] + 1, high)):
+            if start > end or (name == "concurrency" and start > low):
+                continue
+            share = math.log((end + 1) / start) / math.log((high + 1) / low)
+            if best is None or share > best[0]:
+                best = share, {name: end if name == "concurrency" else [start, end]}
+    return None if best is None else {**{n: scope[n] for n in _SIDES}, **best[1]}
+
+
+def _side(scope: Mapping[str, Any], name: str) -> tuple[int, int]:
+    if name == "concurrency":
+        return 1, int(scope[name])
+    return min(scope[name]), max(scope[name])
 
 
 def _whole(name: str, low: int, high: int, boundaries: list[int]) -> dict[str, Any]:

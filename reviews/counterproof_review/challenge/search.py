@@ -4,11 +4,13 @@ A probe measures a cell with few blocks and only nominates. What it nominates is
 chance alone most searches would "find" something: with 200 cells of 3 blocks, 6 % noise and a true gain of 8 %
 everywhere, 94 % do. A flip therefore counts only when fresh runs, which nothing was chosen by, confirm it: the upper
 one-sided 95 % bound of the gain lies below 0, by Holm over all cells that were confirmed. Wrong outputs need no
-statistics, but a fresh run that shows them again. "None found in N cells" never means that none exists.
+statistics, but a fresh run that shows them again. Where the fresh runs hold a second baseline, a loss has to exceed
+what the two baselines differ by, too. "None found in N cells" never means that none exists.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ import numpy as np
 from scipy import stats
 
 from counterproof.measure.holm import holm
+from counterproof.measure.noise import floor_log
 from counterproof_review.challenge.space import Cell, Space, Value
 
 ALPHA = 0.05
@@ -26,10 +29,18 @@ PHASES = ("corner", "boundary", "sobol", "refine")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a probe saw of a cell: per-block gains (log units, positive = better), and requests with wrong outputs."""
+    """What a probe saw of a cell.
+
+    gains   per block, in log units, positive = better; none where there is no value to compare
+    wrong   requests that only the candidate fails or answers with other tokens
+    again   the same baseline once more over the baseline, per block; none where it did not run
+    note    what else there is to say, e.g. why there are no gains
+    """
 
     gains: tuple[float, ...]
     wrong: int = 0
+    again: tuple[float, ...] = ()
+    note: str = ""
 
     @property
     def mean(self) -> float:
@@ -45,7 +56,7 @@ Probe = Callable[[Cell, int, int], Outcome]
 class Budget:
     """How much to spend. cells: probes; probe_blocks, confirm_blocks: blocks of each; confirm: most confirmations."""
 
-    cells: int = 48
+    cells: int = 160
     probe_blocks: int = 3
     confirm_blocks: int = 8
     confirm: int = 6
@@ -82,6 +93,8 @@ class Search:
     tried: list[Tried] = field(default_factory=list)
     confirmed: list[Confirmed] = field(default_factory=list)
     planned_corners: int = 0
+    planned_cells: int = 0
+    nominated: int = 0
     blocks_run: int = 0
 
     @property
@@ -96,16 +109,22 @@ class Search:
             "seed": self.seed,
             "cells_tried": len(self.tried),
             "by_phase": {phase: sum(t.phase == phase for t in self.tried) for phase in PHASES},
+            "cells_planned": self.planned_cells,
             "corners_not_tried": self.planned_corners - corners,
+            "cells_without_value": sum(not t.outcome.gains for t in self.tried),
+            "nominated": self.nominated,
+            "nominated_not_confirmed": self.nominated - len(self.confirmed),
             "blocks_run": self.blocks_run,
             "worst": [
-                {"cell": t.cell, "gain": math.expm1(t.outcome.mean), "wrong": t.outcome.wrong}
+                {
+                    "cell": t.cell,
+                    "gain": _ratio(t.outcome),
+                    "wrong": t.outcome.wrong,
+                    "note": t.outcome.note,
+                }
                 for t in sorted(self.tried, key=_badness)[:5]
             ],
-            "confirmed": [
-                {"cell": c.cell, "gain": math.expm1(c.outcome.mean), "p": c.p, "flip": c.flip, "why": c.why}
-                for c in self.confirmed
-            ],
+            "confirmed": [described(c) for c in self.confirmed],
             "flips": len(self.flips),
             "says": (
                 f"{len(self.flips)} confirmed in {len(self.tried)} cells"
@@ -115,32 +134,58 @@ class Search:
         }
 
 
+def described(one: Confirmed) -> dict[str, Any]:
+    """A cell that was measured afresh, as plain data."""
+    return {
+        "cell": one.cell,
+        "gain": _ratio(one.outcome),
+        "wrong": one.outcome.wrong,
+        "blocks": len(one.outcome.gains),
+        "p": one.p,
+        "flip": one.flip,
+        "why": one.why,
+    }
+
+
 def search(
     space: Space,
     probe: Probe,
     budget: Budget,
     seed: int,
     tell: Callable[[int, int, str], None] = lambda _done, _total, _what: None,
+    *,
+    confirm: Probe | None = None,
+    more: Callable[[str], bool] = lambda _phase: True,
 ) -> Search:
-    """Search `space` within `budget`. `seed` comes from the reviewer; `tell(done, total, what)` reports progress."""
+    """Search `space` within `budget`. `seed` comes from the reviewer; `tell(done, total, what)` reports progress.
+
+    confirm  measures what was nominated, in runs that share nothing with the probes; `probe` itself where None
+    more     asked before each measurement of a phase: whether there is time for another
+    """
     found = Search(space, budget, seed)
     rng = np.random.default_rng([seed, 0])
     first = _first_cells(space, budget, rng, found)
+    found.planned_cells = len(first)
     for cell, phase in first:
+        if not more(phase):
+            break
         _try(found, probe, cell, phase, tell)
-    while len(found.tried) < budget.cells:
+    while found.tried and len(found.tried) < budget.cells and more("refine"):
         near = _refined(space, found.tried, rng)
         if near is None:
             break
         _try(found, probe, near, "refine", tell)
-    _confirm(found, probe, tell)
+    _confirm(found, confirm or probe, tell, more)
     return found
 
 
 def _first_cells(
     space: Space, budget: Budget, rng: np.random.Generator, found: Search
 ) -> list[tuple[Cell, str]]:
-    """Corners and boundary cells in random order, at most half of what is not kept for refinement, then Sobol."""
+    """Corners and boundary cells in random order, at most half of what is not kept for refinement, and Sobol's.
+
+    They take turns, so that a search that has to stop early has tried some of each.
+    """
     corners = list(space.corners())
     found.planned_corners = len(corners)
     refine = int(budget.cells * budget.refine_share)
@@ -149,9 +194,11 @@ def _first_cells(
     boundary = [(cell, "boundary") for cell in space.boundary_cells()]
     boundary = [boundary[i] for i in rng.permutation(len(boundary))]
     some = boundary[: room // 3]
-    chosen = [*corner_cells[: max(0, room // 2 - len(some))], *some]
-    chosen += [(cell, "sobol") for cell in space.sobol(room - len(chosen), int(rng.integers(1 << 31)))]
-    return _distinct(chosen)
+    corner_cells = corner_cells[: max(0, room // 2 - len(some))]
+    left = room - len(some) - len(corner_cells)
+    sobol = [(cell, "sobol") for cell in space.sobol(left, int(rng.integers(1 << 31)))]
+    turns = itertools.zip_longest(some, corner_cells, sobol)
+    return _distinct([one for turn in turns for one in turn if one is not None])
 
 
 def _distinct(cells: Sequence[tuple[Cell, str]]) -> list[tuple[Cell, str]]:
@@ -163,7 +210,7 @@ def _distinct(cells: Sequence[tuple[Cell, str]]) -> list[tuple[Cell, str]]:
 
 def _try(found: Search, probe: Probe, cell: Cell, phase: str, tell: Callable[[int, int, str], None]) -> None:
     number, blocks = len(found.tried), found.budget.probe_blocks
-    outcome = probe(cell, blocks, _run_seed(found.seed, 1, number))
+    outcome = probe(cell, blocks, run_seed(found.seed, 1, number))
     found.tried.append(Tried(cell, phase, outcome))
     found.blocks_run += blocks
     tell(len(found.tried), found.budget.cells, phase)
@@ -187,25 +234,36 @@ def _refined(space: Space, tried: Sequence[Tried], rng: np.random.Generator) -> 
     return None
 
 
-def _confirm(found: Search, probe: Probe, tell: Callable[[int, int, str], None]) -> None:
+def _confirm(
+    found: Search, probe: Probe, tell: Callable[[int, int, str], None], more: Callable[[str], bool]
+) -> None:
     """Measure the worst cells afresh and decide over all of them together."""
     budget = found.budget
     nominated = [t for t in sorted(found.tried, key=_badness) if t.outcome.wrong or t.outcome.mean < 0.0]
+    found.nominated = len(nominated)
     fresh: list[tuple[Cell, Outcome]] = []
     for number, tried in enumerate(nominated[: budget.confirm]):
-        outcome = probe(tried.cell, budget.confirm_blocks, _run_seed(found.seed, 2, number))
+        if not more("confirm"):
+            break
+        outcome = probe(tried.cell, budget.confirm_blocks, run_seed(found.seed, 2, number))
         found.blocks_run += budget.confirm_blocks
         fresh.append((tried.cell, outcome))
         tell(number + 1, min(len(nominated), budget.confirm), "confirm")
     adjusted = holm({str(i): loss_p_value(outcome.gains) for i, (_, outcome) in enumerate(fresh)})
     for number, (cell, outcome) in enumerate(fresh):
         p = adjusted[str(number)]
-        found.confirmed.append(_decide(cell, outcome, p))
+        found.confirmed.append(decide(cell, outcome, p))
 
 
-def _decide(cell: Cell, outcome: Outcome, p: float | None) -> Confirmed:
+def decide(cell: Cell, outcome: Outcome, p: float | None) -> Confirmed:
+    """Whether fresh runs overturn the claim in a cell. `p`: adjusted for all cells that were measured afresh."""
     if outcome.wrong:
         return Confirmed(cell, outcome, p, True, f"{outcome.wrong} wrong outputs, again in a fresh run")
+    floor = floor_log(outcome.again) if outcome.again else None
+    if p is not None and p < ALPHA and floor is not None and outcome.mean >= -floor:
+        loss, same = -100 * math.expm1(outcome.mean), 100 * math.expm1(floor)
+        why = f"a loss of {loss:.1f} %, no more than two equal arms may differ by here ({same:.1f} %)"
+        return Confirmed(cell, outcome, p, False, why)
     if p is not None and p < ALPHA:
         return Confirmed(
             cell, outcome, p, True, f"a loss of {-100 * math.expm1(outcome.mean):.1f} % in fresh runs"
@@ -224,7 +282,11 @@ def loss_p_value(gains: Sequence[float]) -> float | None:
     return float(stats.t.cdf(mean / (sd / math.sqrt(n)), n - 1))
 
 
-def _run_seed(seed: int, stage: int, number: int) -> int:
+def _ratio(outcome: Outcome) -> float | None:
+    return math.expm1(outcome.mean) if math.isfinite(outcome.mean) else None
+
+
+def run_seed(seed: int, stage: int, number: int) -> int:
     """The seed of one cell's runs: never the same for two of them, so that confirmation is fresh."""
     return int(np.random.SeedSequence([seed, stage, number]).generate_state(1, np.uint64)[0] >> 1)
 

@@ -113,7 +113,7 @@ def measure(
     report = Verification()
     verify(archive, report)
     blocks = _blocks(options, report)
-    _check_target(report)
+    check_target(report)
     roots = list(options.models) or models.default_roots()
     found = models.find(report.models.values(), roots)
     folder = extract.empty_folder(options.folder)
@@ -147,7 +147,8 @@ def _blocks(options: Options, report: Verification) -> int:
     return wanted
 
 
-def _check_target(report: Verification) -> None:
+def check_target(report: Verification) -> None:
+    """Raise SetupError unless the packet's target is installed here."""
     target = report.documents[layout.RUN_LOCK]["target"]
     if target not in (known := registry.names()):
         raise SetupError(
@@ -166,8 +167,8 @@ def _prepare(
 ) -> dict[str, Any]:
     """Lay out public part, models, workloads and the task; return this machine's identity."""
     extract.public_part(archive, manifest.read(archive, report.form), folder / "packet")
-    places = {ref: _lay_out(report, ref, files, folder) for ref, files in found.items()}
-    configs = {arm: _placed(config, places) for arm, config in report.arms.items()}
+    places = {ref: lay_out(report, ref, files, folder) for ref, files in found.items()}
+    configs = {arm: placed(config, places) for arm, config in report.arms.items()}
     references = {str(config["model"]) for config in report.arms.values()}
     (place,) = {places[reference] for reference in references}
     model = {f"{part}_sha256": digest for part, digest in sorted(catalogue.fingerprint(place).items())}
@@ -193,7 +194,8 @@ def _prepare(
     return identity
 
 
-def _lay_out(report: Verification, reference: str, files: Mapping[str, Path], folder: Path) -> Path:
+def lay_out(report: Verification, reference: str, files: Mapping[str, Path], folder: Path) -> Path:
+    """Lay a model out under `folder`/models; returns its folder. Raises PacketError E_MODEL_MISSING."""
     lock = report.models[reference]
     place = models.lay_out(lock, files, folder / "models" / lock.sha256[:16])
     if catalogue.fingerprint(place)["model"] != lock.sha256:
@@ -203,12 +205,13 @@ def _lay_out(report: Verification, reference: str, files: Mapping[str, Path], fo
     return place
 
 
-def _placed(config: Mapping[str, Any], places: Mapping[str, Path]) -> dict[str, Any]:
-    placed = dict(config)
+def placed(config: Mapping[str, Any], places: Mapping[str, Path]) -> dict[str, Any]:
+    """An arm's configuration with the folders of its models in place of their digests."""
+    found = dict(config)
     for path in MODEL_PATHS:
-        if placed.get(path) is not None:
-            placed[path] = str(places[placed[path]])
-    return placed
+        if found.get(path) is not None:
+            found[path] = str(places[found[path]])
+    return found
 
 
 def _workload(archive: Archive, path: str, folder: Path) -> dict[str, str]:

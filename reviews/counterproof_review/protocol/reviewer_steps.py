@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from counterproof.errors import InputError
 from counterproof.record import atomic
 from counterproof.record.canonical import sha256_bytes
-from counterproof_review.challenge import declared
+from counterproof_review.challenge import claim as claims
+from counterproof_review.challenge import declared, hunt
+from counterproof_review.challenge.claim import Claim
 from counterproof_review.packet import canonical, layout, surroundings
 from counterproof_review.packet.content import read_object
 from counterproof_review.packet.reader import Archive
+from counterproof_review.packet.verify import Verification
 from counterproof_review.protocol import attempts, estimates, events, folder, machine, outcome, people
 from counterproof_review.protocol.events import Event
 from counterproof_review.protocol.folder import Review
@@ -20,6 +24,7 @@ from counterproof_review.trust import private
 from counterproof_review.trust.errors import TrustError
 from counterproof_review.trust.keys import KeyPair
 
+SEARCH = "search"
 _NONE = "0" * 64
 
 
@@ -141,6 +146,33 @@ def freeze(
     return folder.enter(review, key, events.REVIEWER, events.FREEZE, body, {"estimates": digest})
 
 
+@dataclass(frozen=True)
+class Attack:
+    """What a search for counterexamples needs: the packet, the opened claim, and a seed that neither side chose."""
+
+    report: Verification
+    claim: Claim
+    seed: int
+
+
+def attack(review: Review) -> Attack:
+    """What is to be attacked. Raises TrustError E_PROTOCOL before the reveal, after a challenge, and for a seal that
+    was not opened to what was sealed."""
+    state, issue = review.state, _issue(review)
+    if state.reveal is None or state.accept is None:
+        raise TrustError("E_PROTOCOL", "the claim can be challenged once the seal is opened, not before")
+    if state.challenge is not None:
+        raise TrustError("E_PROTOCOL", "the claim was challenged already; a review has one challenge")
+    opened = outcome.open_all(review)
+    if opened.content is None:
+        raise TrustError(
+            "E_PROTOCOL", "the seal was not opened to what was sealed: there is no claim to attack"
+        )
+    report = outcome.packet_of(review, issue.body["packet_id"])
+    seed = hunt.seed_of(report.root, bytes.fromhex(state.accept.body["nonce"]))
+    return Attack(report, claims.of_results(report, opened.content), seed)
+
+
 def challenge(review: Review, key: KeyPair, report: Mapping[str, Any] | None, reason: str) -> Review:
     """Enter the report of a counterexample search, or (None) why none was made: then the claim stays open to one."""
     scope = outcome.packet_of(review, _issue(review).body["packet_id"]).documents[layout.SCOPE]
@@ -156,6 +188,7 @@ def challenge(review: Review, key: KeyPair, report: Mapping[str, Any] | None, re
             "cells_tried": report["cells_tried"],
             "corners_not_tried": report["corners_not_tried"],
             "says": report["says"],
+            "left_of_scope": [one["left_of_scope"] for one in flips if "left_of_scope" in one],
             "report_sha256": sha256_bytes(data),
         }
         subjects = {"search": sha256_bytes(data)}
