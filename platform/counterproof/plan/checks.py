@@ -110,6 +110,13 @@ def _workload(config: ExperimentConfig) -> Iterator[str]:
         )
     if keeps_documents(config) and config.target != "intaglio_local":
         yield f"engine.context_cache: the target {config.target} is sent documents inlined; take intaglio_local"
+    if load.min_new_tokens is not None and load.builder == "trace":
+        yield "workload.min_new_tokens: a trace has its own output lengths; leave it at null"
+    elif load.min_new_tokens is not None and not 1 <= load.min_new_tokens <= load.max_new_tokens:
+        yield (
+            f"workload.min_new_tokens must be null or between 1 and max_new_tokens ({load.max_new_tokens}), "
+            f"not {load.min_new_tokens}"
+        )
     for name, value in at_least_one.items():
         if not 1 <= value <= 1_000_000:
             yield f"workload.{name} must be between 1 and 1000000, not {value}"
@@ -178,8 +185,9 @@ def _measurable(name: str, metric: str, statistic: str, better: str, kind: str) 
 
 def _resolvable(name: str, metric: str, statistic: str, config: ExperimentConfig) -> Iterator[str]:
     requests = config.workload.requests
-    if metric in BETWEEN_TOKENS and config.workload.max_new_tokens < 2:
-        yield f"{name}: {metric} needs at least 2 tokens a request, workload.max_new_tokens is 1"
+    least = config.workload.min_new_tokens or config.workload.max_new_tokens
+    if metric in BETWEEN_TOKENS and least < 2:
+        yield f"{name}: {metric} needs at least 2 tokens a request, workload may ask for {least}"
     if statistic in PERCENTILES:
         needed = floor_count(PERCENTILES[statistic])
         if requests < needed:

@@ -95,6 +95,8 @@ class StudyConfig:
     probes                whether every arm is probed after the blocks (see measure/probes.py); only an exploratory
                           study may go without
     probe_requests        requests of the held-out seed (null: as many as a block has)
+    faults                whether every fault (see run/faults) strikes small copies of the study after its blocks; off
+                          by default, since it takes about as long as two blocks and measures the set-up, not the change
     """
 
     blocks: int = 8
@@ -107,6 +109,7 @@ class StudyConfig:
     attempts: int = 3
     probes: bool = True
     probe_requests: int | None = None
+    faults: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ class WorkloadConfig:
     builder         pydoc_questions, passage_questions, prompt_file, shared_documents, multi_turn or trace
     language        of the text: en or zh (pydoc_questions: en)
     prompt_tokens   longest prompt, in tokens of the model's tokenizer
+    min_new_tokens  shortest output, which is then drawn evenly up to max_new_tokens for each request (null: all have
+                    max_new_tokens); requests of a closed loop that are of one length start and end together
     file, field     prompt_file: a text file (one prompt a line) or a .jsonl file and the field that holds it
     documents       shared_documents: how many, of `document_tokens` tokens, the requests of a block ask about
     turns           multi_turn: how many a conversation has, with given replies of at most `reply_tokens` tokens
@@ -132,6 +137,7 @@ class WorkloadConfig:
     concurrency: int = 1
     prompt_tokens: int = 48
     max_new_tokens: int = 24
+    min_new_tokens: int | None = None
     warmup_requests: int = 1
     ignore_eos: bool = True
     temperature: float = 0.0

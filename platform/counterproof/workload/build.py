@@ -5,11 +5,12 @@ All prompts of a study are distinct, so that no cache can serve a block with wha
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from counterproof.plan.schema import ExperimentConfig
+from counterproof.plan.schema import ExperimentConfig, WorkloadConfig
 from counterproof.record.canonical import sha256_bytes, sha256_file
 from counterproof.workload import arrivals, replay, traces
 from counterproof.workload.prompts import Encode, distinct_prompts, refuse_repeats
@@ -102,8 +103,17 @@ def _from_prompts(
             cv=load.arrival_cv,
             seed=f"{seed}/{block}",
         )
-        drafts.append([_Draft(ids, load.max_new_tokens, time) for ids, time in zip(part, times, strict=True)])
+        news = _outputs(load, f"{seed}/{block}")
+        drafts.append([_Draft(*each) for each in zip(part, news, times, strict=True)])
     return drafts, [_Draft(ids, load.max_new_tokens) for ids in prompts[total:]]
+
+
+def _outputs(load: WorkloadConfig, seed: str) -> list[int]:
+    """Tokens to generate, one number a request: all the same, or drawn evenly between the two limits."""
+    if load.min_new_tokens is None:
+        return [load.max_new_tokens] * load.requests
+    draw = random.Random(f"outputs/{seed}")
+    return [draw.randint(load.min_new_tokens, load.max_new_tokens) for _ in range(load.requests)]
 
 
 def _from_trace(

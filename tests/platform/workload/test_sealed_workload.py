@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from counterproof.errors import EvidenceError, InputError
-from counterproof.plan import prereg
+from counterproof.plan import checks, prereg
 from counterproof.plan.schema import WorkloadConfig
 from counterproof.workload import build, sealed
 from counterproof.workload.prompts import distinct_prompts
@@ -105,6 +105,27 @@ def test_a_study_never_sends_a_prompt_twice_and_warms_up_with_others() -> None:
     seeds = [request.seed for block in found.blocks for request in block]
     assert len(set(seeds)) == len(seeds)
     assert found == build.build(config, encode)
+
+
+def test_outputs_are_drawn_between_two_limits_the_same_for_every_arm_and_build() -> None:
+    config = prereg.compose_arms("kv_cache", []).baseline.config
+    varied = dataclasses.replace(config, workload=dataclasses.replace(config.workload, min_new_tokens=3))
+    asked = [[r.max_new_tokens for r in block] for block in build.build(varied, encode).blocks]
+    assert min(map(min, asked)) == 3 and max(map(max, asked)) == config.workload.max_new_tokens
+    assert all(len(set(block)) > 3 for block in asked) and asked[0] != asked[1]
+    assert asked == [[r.max_new_tokens for r in block] for block in build.build(varied, encode).blocks]
+    same = build.build(config, encode).blocks
+    assert {r.max_new_tokens for block in same for r in block} == {config.workload.max_new_tokens}
+
+
+@pytest.mark.parametrize(
+    ("least", "word"), [("0", "between 1 and"), ("99", "between 1 and"), ("1", "at least 2")]
+)
+def test_limits_of_outputs_are_checked(least: str, word: str) -> None:
+    config = prereg.compose_arms("kv_cache", [f"workload.min_new_tokens={least}"]).baseline.config
+    with pytest.raises(InputError) as refused:
+        checks.check(config, exploratory=False)
+    assert word in "\n".join([str(refused.value), *refused.value.details])
 
 
 def test_too_few_prompts_are_an_input_error() -> None:
