@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from counterproof.decide import faults_words
 from counterproof_dashboard import findings
 from counterproof_dashboard.data import Study
 
@@ -34,6 +35,11 @@ def not_survived(study: Study) -> list[str]:
     """Names of injected faults that something was lost to."""
     rows = findings.rows(study.comparison.get("failures"))
     return [str(row.get("fault")) for row in rows if row.get("outcome") == NOT_RECOVERED]
+
+
+def not_injected(study: Study) -> str:
+    """Why no fault is recorded, in the words of the report."""
+    return faults_words.faults_reason(study.plan.get("faults"))
 
 
 def attempts(study: Study) -> pd.DataFrame:

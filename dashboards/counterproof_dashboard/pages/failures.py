@@ -36,7 +36,8 @@ def _injected(study: Study) -> None:
     st.subheader("Faults that were injected", anchor=False)
     frame = failures.injected(study)
     if frame.empty:
-        st.info("No fault was injected. Strike small copies of this study with:")
+        why = failures.not_injected(study)
+        st.info(plain(f"Not measured: {why}. Strike small copies of this study with:"))
         st.code(f"counterproof faults {study.name}", language="bash")
         return
     if lost := failures.not_survived(study):

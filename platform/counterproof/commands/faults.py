@@ -67,6 +67,7 @@ def _faults(args: argparse.Namespace) -> int:
 
 def _target(store: Store, name: str, overrides: list[str]) -> tuple[StudyPaths, str, list[str]]:
     """The study that the results are recorded in, its experiment, and the overrides of the small copies."""
+    from counterproof.run.faults import phase
     from counterproof.run.faults.bench import SMALL, Watch
     from counterproof.run.register import StudyRequest, default_name, register
     from counterproof.run.runner import StudyRunner
@@ -74,10 +75,7 @@ def _target(store: Store, name: str, overrides: list[str]) -> tuple[StudyPaths, 
     if any(folder.name == name for folder in store.study_folders()):
         paths = store.study(name)
         plan = verify_plan(paths)[0]
-        factor = plan["factor"] or {"path": "", "bundle": []}
-        own = {factor["path"], *factor["bundle"]}
-        given = [t for t in plan["arms"]["baseline"]["overrides"] if t.partition("=")[0] not in own]
-        return paths, plan["experiment"], [*given, *overrides]
+        return paths, plan["experiment"], [*phase.overrides_of(plan), *overrides]
     keys = {token.partition("=")[0] for token in overrides}
     small = [token for token in SMALL if token.partition("=")[0] not in keys]
     request = StudyRequest(name, (*overrides, *small), (), default_name(f"faults-{name}"), exploratory=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterproof.commands import console, outcome
 from counterproof.errors import EXIT_OK, ExecutionError, InputError
@@ -18,11 +18,15 @@ from counterproof.run.runner import StudyRunner
 from counterproof.run.shared_progress import SharedProgress
 from counterproof.run.site import Site
 
+if TYPE_CHECKING:
+    from counterproof.run.faults.fault import Fault, Outcome
+
 _RUN_EXAMPLES = """examples:
   counterproof run kv_cache
   counterproof run kv_cache workload.requests=22 --blocks 8
   counterproof run kv_cache engine=tiny --exploratory --blocks 2
   counterproof run kv_cache --candidate engine.kv_cache.enabled=true --study my-study
+  counterproof run kv_cache --faults
   counterproof run calibration
 
 exit codes:
@@ -54,6 +58,11 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="allow uncommitted changes and fewer blocks; such a study can never claim anything",
     )
     run.add_argument("--blocks", type=int, metavar="N", help="the same as study.blocks=N")
+    run.add_argument(
+        "--faults",
+        action="store_true",
+        help="the same as study.faults=true: afterwards let faults strike small copies of the study",
+    )
     _add_ending(run)
     resume = _add(
         subparsers,
@@ -101,11 +110,28 @@ def finish(store: Store, paths: StudyPaths, *, gate: bool, packet: bool, executo
                     str(error),
                     details=[*error.details, f"report so far: {paths.folder / 'report.html'}"],
                 ) from error
+        _faults(store, paths)
         found = judge.judge(paths)
     outcome.refresh_views(store, paths)
     shown = outcome.make_packet(paths) if packet else None
     print(outcome.summary(paths, found, shown))
     return outcome.exit_code(found, gate=gate, packet=shown)
+
+
+def _faults(store: Store, paths: StudyPaths) -> None:
+    """The phase of faults, where the plan asks for it; a study that was cut off in it goes on with the next fault."""
+    from counterproof.run.faults import phase
+
+    def tell(number: int, total: int, fault: Fault, outcome: Outcome | None) -> None:
+        said = "..." if outcome is None else f"{outcome.outcome}; {outcome.detail}"
+        console.note(f"fault {number}/{total} {fault.name}: {said}")
+
+    try:
+        phase.run(store, paths, tell)
+    except KeyboardInterrupt:
+        Journal(paths.journal).append("interrupted")
+        console.note(f"interrupted; to go on with the next fault: counterproof resume {paths.name}")
+        raise
 
 
 @contextlib.contextmanager
@@ -132,6 +158,8 @@ def _run(args: argparse.Namespace) -> int:
     overrides = list(args.overrides)
     if args.blocks is not None:
         overrides.append(f"study.blocks={args.blocks}")
+    if args.faults:
+        overrides.append("study.faults=true")
     request = StudyRequest(
         args.experiment, tuple(overrides), tuple(args.candidate), args.study, args.exploratory
     )

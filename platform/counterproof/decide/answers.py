@@ -13,7 +13,7 @@ NEVER_TESTED = (
     "prompt lengths, output lengths and concurrency outside the scope",
     "text of another kind than the workload's",
     "rare stalls: see the bound on their probability",
-    "long runs (hours), memory pressure, faults and restarts under load",
+    "long runs (hours), memory pressure and restarts under load",
 )
 
 # In which order prices are named, and below which share of the whole time a stage's is only mentioned.
@@ -287,4 +287,12 @@ def not_tested(comparison: Mapping[str, Any]) -> list[str]:
     )
     if percentiles:
         listed.append(f"tails below their sample floor: {', '.join(percentiles)}")
-    return listed
+    return [*listed, *_failures(comparison.get("failures"))]
+
+
+def _failures(rows: list[dict[str, Any]] | None) -> list[str]:
+    """What is not known about failure and recovery, or was not survived."""
+    if not rows:
+        return ["failure and recovery: no fault was injected"]
+    lost = sorted({str(row["fault"]) for row in rows if row["outcome"] == "not recovered"})
+    return [f"failure and recovery: not recovered from {', '.join(lost)}"] if lost else []

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from counterproof.decide import pictures, words
+from counterproof.decide import faults_words, pictures, words
 from counterproof.decide.headline import headline
 from counterproof.measure.bottleneck import of_comparison as bottleneck_of
 from counterproof.measure.bottleneck import sentence
@@ -66,6 +66,7 @@ def render(study: StudyData, comparison: Mapping[str, Any], decision: Mapping[st
         "bottleneck": sentence(bottleneck_of(comparison)),
         "memory_price": _memory_price(comparison),
         "outlying": _outlying(study.plan, comparison),
+        "faults_reason": faults_words.faults_reason(study.plan.get("faults")),
     }
     return _template("report.html.j2", escape=True).render(data), _template(
         "report.md.j2", escape=False

@@ -118,6 +118,7 @@ def build(
         "arms": {name: _arm(arms.compositions[name]) for name in names},
         "composed": {name: arms.compositions[name].text for name in names},
         "probes": _probes(arms, workload_facts) if config.study.probes else None,
+        "faults": config.study.faults,
         "diff": [difference.as_dict() for difference in arms.diff.changed] if arms.diff else [],
         "fan_out": [difference.as_dict() for difference in arms.diff.fanned] if arms.diff else [],
         "primary": dataclasses.asdict(config.primary),

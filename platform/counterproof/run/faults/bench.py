@@ -23,6 +23,8 @@ from counterproof.run.register import StudyRequest, register
 from counterproof.run.runner import StudyRunner
 
 DEADLINE_S = 600.0
+# It has the name of the file with the server's samples among its arguments.
+WATCHER = "counterproof.run.targets.http.watch"
 BASELINE = Place(0, "baseline")
 # A study of one place; nothing of it is ever judged.
 SMALL = (
@@ -30,6 +32,7 @@ SMALL = (
     "study.reserve_blocks=0",
     "study.equivalence_requests=0",
     "study.probes=false",
+    "study.faults=false",
     "study.attempts=3",
 )
 
@@ -146,7 +149,7 @@ def read_answers(paths: StudyPaths, place: Place) -> Answers:
 
 
 def descendants(pid: int, word: str) -> list[psutil.Process]:
-    """Processes below `pid` whose command line has the word."""
+    """Processes below `pid` whose command line has the word, but for the harness's own watcher of a server."""
     found = []
     try:
         children = psutil.Process(pid).children(recursive=True)
@@ -154,7 +157,8 @@ def descendants(pid: int, word: str) -> list[psutil.Process]:
         return []
     for process in children:
         try:
-            if any(word in part for part in process.cmdline()):
+            command = process.cmdline()
+            if any(word in part for part in command) and WATCHER not in command:
                 found.append(process)
         except psutil.NoSuchProcess:
             continue
