@@ -21,6 +21,10 @@ from counterproof.run.site import LocalSite, Site
 from counterproof.run.spec import RunSpec
 from intaglio.config import EngineConfig
 
+# A harness that is killed while it starts a process leaves its locks to that process, which drops them when it has
+# become another program: a moment, longer on a busy machine.
+LOCK_SECONDS = 5.0
+
 
 class Progress(Protocol):
     """Who is told how far a study is."""
@@ -54,7 +58,7 @@ class StudyRunner:
     @staticmethod
     def lock(paths: StudyPaths) -> FileLock:
         """At most one harness works on a study."""
-        return FileLock(paths.lock, what=f"the study {paths.name}")
+        return FileLock(paths.lock, wait_s=LOCK_SECONDS, what=f"the study {paths.name}")
 
     def recover(self) -> list[str]:
         """Account for attempts that were cut off: a whole record is taken in, anything else is journalled as

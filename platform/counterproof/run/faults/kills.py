@@ -133,8 +133,11 @@ class KillHarness:
 def _await_start(paths: StudyPaths, harness: subprocess.Popen[bytes]) -> bool:
     """Wait until the harness has journalled the start of its run. False if it ended before."""
     deadline = time.monotonic() + DEADLINE_S
-    while b'"run_started"' not in paths.journal.read_bytes():
-        if harness.poll() is not None or time.monotonic() > deadline:
+    while True:
+        # Asked first: a harness that ends between the two looks has written everything before the second.
+        over = harness.poll() is not None or time.monotonic() > deadline
+        if b'"run_started"' in paths.journal.read_bytes():
+            return True
+        if over:
             return False
         time.sleep(0.005)
-    return True
