@@ -62,6 +62,7 @@ class Bar:
         self._began = time.monotonic()
         self._done = self._measured = 0
         self._total = total
+        self._waited: set[str] = set()
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -97,7 +98,9 @@ class Bar:
             self._bars.console.print(f"{self.name} {key.name}: {note}", markup=False)
 
     def waiting(self, what: str) -> None:
-        self._bars.console.print(f"{self.name}: waiting for {what}", markup=False)
+        if what not in self._waited:
+            self._waited.add(what)
+            self._bars.console.print(f"{self.name}: waiting for {what}", markup=False)
 
     def extended(self, missing: list[Place], reason: str) -> None:
         self._bars.console.print(
@@ -138,7 +141,7 @@ def calibrate(store: Store, each: int, bar: Bar) -> list[dict[str, Any]]:
         row = row_of(kind, plan, canonical.read_json(paths.comparison), canonical.read_json(paths.decision))
         rows.append({**row, "seconds": seconds_of(paths)})
         step_us = row["step_us"] or step_us
-        bar.study_ended(f"{name}: {row['outcome']}, {row['seconds']:.0f} s", measured=not finished)
+        bar.study_ended(f"{name}: {row['outcome']}, {rows[-1]['seconds']:.0f} s", measured=not finished)
     return rows
 
 

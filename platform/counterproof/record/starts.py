@@ -66,6 +66,16 @@ def read(root: Path) -> list[Start]:
     return found
 
 
+def entered(root: Path) -> list[Start]:
+    """Every start of the chain but a last line that was cut off, which is none. Raises EvidenceError."""
+    path = root / NAME
+    data = path.read_bytes() if path.is_file() else b""
+    found: list[Start] = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines()):
+        found.append(_line(line, number, found[-1].sha256 if found else FIRST))
+    return found
+
+
 def vanished(store: Store) -> list[Start]:
     """Starts whose study is not in the store any more, or has another plan."""
     return [one for one in read(store.root) if _plan_sha256(store, one.study) != one.plan_sha256]

@@ -123,11 +123,17 @@ def default_name(experiment: str) -> str:
 
 
 def _tried(store: Store, experiment: str) -> int:
-    """How many studies of this experiment the store holds: best-of-many looks better than it is."""
-    count = 0
-    for folder in store.study_folders():
-        count += _experiment_of(folder) == experiment
-    return count
+    """How many studies of this experiment were started here: best-of-many looks better than it is.
+
+    The chain of starts tells without reading every plan, and a study that was deleted counts; a plan is read only where
+    the chain does not know its study.
+    """
+    entered = starts.entered(store.root)
+    known = {start.study for start in entered}
+    others = (folder for folder in store.study_folders() if folder.name not in known)
+    return sum(start.experiment == experiment for start in entered) + sum(
+        _experiment_of(folder) == experiment for folder in others
+    )
 
 
 def _experiment_of(folder: Path) -> str | None:

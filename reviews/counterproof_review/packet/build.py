@@ -31,6 +31,7 @@ from counterproof_review.packet import (
     models,
     public,
     sealing,
+    servers,
     signature,
 )
 from counterproof_review.packet.errors import PacketError
@@ -100,6 +101,7 @@ def _check_study(study: StudyData) -> None:
     factor = study.plan["factor"]
     if not any(path.startswith(_ENGINE) for path in (factor["path"], *factor.get("bundle", ()))):
         raise InputError(f"{factor['path']} is no part of the engine, and this version packs engines only")
+    servers.check(study.plan)
     if not study.final:
         done, planned = len(study.complete_blocks), study.planned_blocks
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 
 from counterproof.errors import EvidenceError, ExecutionError, InputError, RefusedError, SetupError
 from counterproof.measure.load import load_study
-from counterproof.record import canonical, code_identity, journal, manifest
-from counterproof.record.store import StudyPaths, open_store
+from counterproof.record import canonical, code_identity, journal, manifest, starts
+from counterproof.record.store import Store, StudyPaths, open_store
 from counterproof.record.verify import verify_study
-from counterproof.run import assemble, places
+from counterproof.run import assemble, places, register
 from counterproof.run.places import Place
 from counterproof.run.runner import StudyRunner
 from counterproof.workload import sealed
@@ -299,6 +300,23 @@ def test_the_plan_seals_workloads_and_predicts_the_price(new_study: NewStudy) ->
     assert plan["candidates_tried"] == 1
     second = canonical.read_json(new_study(name="t").plan)
     assert second["candidates_tried"] == 2
+
+
+def test_every_start_of_an_experiment_counts_as_tried_without_reading_the_plans(
+    new_study: NewStudy, monkeypatch: pytest.MonkeyPatch, opened: Store
+) -> None:
+    shutil.rmtree(new_study(name="deleted").folder)
+    torn = opened.root / starts.NAME
+    torn.write_bytes(torn.read_bytes() + b'{"experiment":"sh')
+    assert [start.study for start in starts.entered(opened.root)] == ["deleted"]
+    torn.write_bytes(torn.read_bytes().rpartition(b"\n")[0] + b"\n")
+    old = new_study(name="older")
+    # A store from before the chain: what it does not know is read.
+    torn.unlink()
+    assert canonical.read_json(new_study(name="next").plan)["candidates_tried"] == 2
+    shutil.rmtree(old.folder)
+    monkeypatch.setattr(register, "_experiment_of", lambda _folder: pytest.fail("a plan was read"))
+    assert canonical.read_json(new_study(name="last").plan)["candidates_tried"] == 2
 
 
 def test_a_study_that_was_stopped_early_stays_stopped(new_study: NewStudy, runner_of: RunnerOf) -> None:
