@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pandas as pd
@@ -95,8 +94,8 @@ def test_blocks_and_the_pooled_curve_are_all_there() -> None:
     assert len(lines) == 6 * 12 + 67
 
 
-def test_ten_thousand_runs_are_drawn_whole_and_in_time() -> None:
-    """2,500 blocks of four arms: no block is left out, no run loses its extremes, and it takes seconds."""
+def test_ten_thousand_runs_are_drawn_whole() -> None:
+    """2,500 blocks of four arms: no block is left out, no run loses a value, and nothing is drawn twice."""
     blocks, arms, requests = 2_500, ("baseline", "candidate", "again", "slowed"), 12
     values = np.random.default_rng(9).lognormal(size=len(arms) * blocks * requests)
     samples = pd.DataFrame(
@@ -106,9 +105,8 @@ def test_ten_thousand_runs_are_drawn_whole_and_in_time() -> None:
             "value": values,
         }
     )
-    began = time.perf_counter()
     lines, bands = curves.ecdf_frames(samples)
-    assert time.perf_counter() - began < 20
+    assert len(lines) <= len(arms) * (blocks * (requests + 1) + MOST_POINTS)
     drawn = lines[lines["curve"] != POOLED].groupby(["arm", "curve"], sort=False)["value"].agg(["min", "max"])
     assert len(drawn) == len(arms) * blocks
     wanted = samples.groupby(["arm", "block"], sort=False)["value"].agg(["min", "max"])

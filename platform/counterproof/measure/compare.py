@@ -8,6 +8,8 @@ from typing import Any
 from counterproof.measure.abnormal import abnormal_table, check_abnormal
 from counterproof.measure.bottleneck import judge_bottleneck
 from counterproof.measure.cost import cost_matrix
+from counterproof.measure.device_memory import METRICS as OF_DEVICE
+from counterproof.measure.device_memory import on_device
 from counterproof.measure.divergence import diverge
 from counterproof.measure.equivalence import judge_equivalence
 from counterproof.measure.flagcheck import find_differences
@@ -101,7 +103,7 @@ def metric_key(plan: dict[str, Any], metric: str, statistic: str) -> str:
 
 def _metrics(study: StudyData) -> dict[str, Any]:
     plan = study.plan
-    left_out = () if has_setup(study) else OF_SETUP
+    left_out = (*(() if has_setup(study) else OF_SETUP), *(() if on_device(study) else OF_DEVICE))
     wanted = [
         (name, s) for name, metric in METRICS.items() for s in metric.statistics if name not in left_out
     ]

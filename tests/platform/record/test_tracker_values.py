@@ -41,7 +41,10 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) ->
 def runs_of(tracker: Tracker) -> dict[str, Any]:
     client = tracker.client()
     experiment = client.get_experiment_by_name("kv_cache").experiment_id
-    return {run.info.run_name: run for run in mlflow_view.search(client, [experiment])}
+    runs = mlflow_view.search(client, [experiment])
+    found = {run.info.run_name: run for run in runs}
+    assert len(found) == len(runs), "a run is there twice"
+    return found
 
 
 def test_a_configuration_comes_back_whole(mirrored: tuple[Any, Any]) -> None:

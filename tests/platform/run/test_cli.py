@@ -163,7 +163,7 @@ def test_a_store_that_cannot_be_written_is_one_clear_line(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["run"], ["run", "short", "--nonsense"], ["list", "x=1"]]
+    "arguments", [[], ["nonsense"], ["run"], ["run", "x", "--no"], ["resume", "s", "engine.dtype=fp32"]]
 )
 def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
