@@ -19,6 +19,8 @@ LEAST_PROBE_REQUESTS = 3
 MAX_BLOCKS = 99
 KINDS = ("exact", "rate", "sampled")
 DIRECTIONS = ("lower", "higher", "equal")
+# Targets that keep documents and name them by id.
+KEEPERS = ("intaglio_local", "http")
 PREDICTORS = ("kv_bytes",)
 OUTPUTS = ("outputs", "identical", "exact")
 BETWEEN_TOKENS = ("tpot_ms", "itl_ms", "inter_chunk_ms")
@@ -108,8 +110,7 @@ def _workload(config: ExperimentConfig) -> Iterator[str]:
             f"engine.context_cache keeps documents, and workload.builder {load.builder} names none: "
             "take shared_documents"
         )
-    if keeps_documents(config) and config.target != "intaglio_local":
-        yield f"engine.context_cache: the target {config.target} is sent documents inlined; take intaglio_local"
+    yield from _documents_sent(config)
     if load.min_new_tokens is not None and load.builder == "trace":
         yield "workload.min_new_tokens: a trace has its own output lengths; leave it at null"
     elif load.min_new_tokens is not None and not 1 <= load.min_new_tokens <= load.max_new_tokens:
@@ -126,6 +127,21 @@ def _workload(config: ExperimentConfig) -> Iterator[str]:
         yield "workload: temperature >= 0, top_k >= 0, 0 < top_p <= 1 and 0 <= min_p < 1 must hold"
     if load.repetition_penalty <= 0 or load.request_timeout_s <= 0:
         yield "workload: repetition_penalty and request_timeout_s must be positive"
+
+
+def _documents_sent(config: ExperimentConfig) -> Iterator[str]:
+    if not keeps_documents(config):
+        return
+    if config.target not in KEEPERS:
+        yield (
+            f"engine.context_cache: the target {config.target} is sent documents inlined; "
+            f"take {' or '.join(KEEPERS)}"
+        )
+    elif config.target == "http" and (config.server.api, config.server.prompts) != ("completions", "tokens"):
+        yield (
+            "engine.context_cache: what stands behind a document goes as token ids; "
+            "take server.api=completions and server.prompts=tokens"
+        )
 
 
 def _metrics(config: ExperimentConfig) -> Iterator[str]:

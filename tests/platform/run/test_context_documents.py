@@ -185,7 +185,7 @@ def test_the_experiment_registers_what_the_mechanism_costs() -> None:
     ("override", "fault"),
     [
         ("workload=pydoc_questions", "names none: take shared_documents"),
-        ("target=http", "is sent documents inlined; take intaglio_local"),
+        ("target=openai", "is sent documents inlined; take intaglio_local or http"),
     ],
 )
 def test_a_study_whose_candidate_would_keep_nothing_is_refused(override: str, fault: str) -> None:

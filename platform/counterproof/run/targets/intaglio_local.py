@@ -9,7 +9,8 @@ from typing import Any
 
 from counterproof.errors import ExecutionError, InputError, SetupError
 from counterproof.run.targets import intaglio_quality
-from counterproof.run.targets.intaglio_documents import Documents
+from counterproof.run.targets.documents import Documents
+from counterproof.run.targets.intaglio_documents import EngineKeeper
 from counterproof.run.targets.protocol import Logits, Output, Readings, RefusedRequestError, Tell, Token
 from counterproof.workload.sealed import SealedRequest
 from intaglio.compute.native import build
@@ -107,8 +108,12 @@ class IntaglioTarget:
         except IntaglioError as error:
             raise ExecutionError(str(error)) from error
         # What really runs decides: a feature that is off under the hood gets its documents inlined.
-        on = self._engine.effective_config().get("context_cache.enabled") is True
-        self._documents = Documents(self._engine) if on else None
+        effective = self._engine.effective_config()
+        self._documents: Documents | None = None
+        if effective.get("context_cache.enabled") is True:
+            self._documents = Documents(
+                EngineKeeper(self._engine), int(effective["kv_cache.block_tokens"] or 0)
+            )
 
     def keep_documents(self, requests: Sequence[SealedRequest]) -> int:
         """Upload the documents of these requests where the context cache is on; returns how many were not there.

@@ -14,9 +14,16 @@ OPENAI, EXTENDED = "openai", "extended"
 
 
 def body_of(
-    request: SealedRequest, server: ServerConfig, model: str, decode: Callable[[Sequence[int]], str]
+    request: SealedRequest,
+    server: ServerConfig,
+    model: str,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    prompt: Sequence[int] | None = None,
+    context: str | None = None,
 ) -> bytes:
-    """The JSON body. Prompts go as token ids, or as the text that the ids stand for.
+    """The JSON body. The request's tokens, or `prompt`, those of them behind the document that `context` names, go as
+    token ids, or as the text that the ids stand for.
 
     The dialect `extended` also sends what OpenAI's API does not have: end-of-sequence ignored, top_k, min_p,
     repetition penalty, token ids in the answer.
@@ -30,14 +37,17 @@ def body_of(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    sent = request.token_ids if prompt is None else prompt
+    if context is not None:
+        body["context"] = context
     if request.stop:
         body["stop"] = list(request.stop)
     if server.dialect == EXTENDED:
         body |= _extended(request)
     if server.api == "chat":
-        body["messages"] = [{"role": "user", "content": decode(request.token_ids)}]
+        body["messages"] = [{"role": "user", "content": decode(sent)}]
     else:
-        body["prompt"] = list(request.token_ids) if server.prompts == "tokens" else decode(request.token_ids)
+        body["prompt"] = list(sent) if server.prompts == "tokens" else decode(sent)
     return json.dumps(body).encode()
 
 

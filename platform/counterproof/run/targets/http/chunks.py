@@ -79,7 +79,7 @@ class Stream:
             return None
         try:
             value = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.error = f"an event is no JSON: {data[:80]!r}"
             return None
         if b"error" in kinds or not isinstance(value, dict) or value.get("error"):
@@ -121,7 +121,7 @@ def _message(body: bytes) -> str:
     text = body.decode("utf-8", "replace")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text[:200]
     inner = value.get("error", value) if isinstance(value, dict) else value
     message = inner.get("message", inner) if isinstance(inner, dict) else inner

@@ -1,4 +1,4 @@
-"""Single questions to a server outside the measured load: health, models, configuration, metrics."""
+"""Single requests to a server outside the measured load: health, models, configuration, metrics, documents."""
 
 from __future__ import annotations
 
@@ -20,6 +20,19 @@ def get(
     address: Address, path: str, headers: Mapping[str, str], timeout_s: float = SECONDS
 ) -> tuple[int, bytes]:
     """Status and body. Raises OSError or http.client.HTTPException when there is no answer."""
+    return send(address, "GET", path, headers, timeout_s=timeout_s)
+
+
+def send(
+    address: Address,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    *,
+    timeout_s: float = SECONDS,
+) -> tuple[int, bytes]:
+    """Status and body of a request. Raises OSError (TimeoutError: no byte for so long) or http.client.HTTPException."""
     if address.tls:
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
             address.name, address.port, timeout=timeout_s, context=ssl.create_default_context()
@@ -27,7 +40,7 @@ def get(
     else:
         connection = http.client.HTTPConnection(address.name, address.port, timeout=timeout_s)
     try:
-        connection.request("GET", path, headers=dict(headers))
+        connection.request(method, path, body, dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -40,7 +53,7 @@ def get_json(address: Address, path: str, headers: Mapping[str, str]) -> Any:
         status, body = get(address, path, headers)
         if status == 200:
             return json.loads(body)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         raise ExecutionError(f"{path} of the server gives no JSON: {error}") from None
     raise ExecutionError(f"{path} of the server answers HTTP {status}: {body[:120]!r}")
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from counterproof.errors import ExecutionError
 from counterproof.plan.schema import ServerConfig
+from counterproof.run.targets.documents import Documents
 from counterproof.run.targets.http import bodies, chunks
 from counterproof.run.targets.http.held_back import HeldBack
 from counterproof.run.targets.http.pool import Address, Piece, Pool
@@ -63,7 +64,8 @@ class Counts:
 
 
 class HttpTarget:
-    """One server. `facts` gives the effective configuration, counters and identity.
+    """One server. `facts` gives the effective configuration, counters and identity; `documents` are the contexts of a
+    server that keeps any.
 
     ready_ns  when the server was healthy: what the client does afterwards is no start-up of the server's
     """
@@ -80,6 +82,7 @@ class HttpTarget:
         *,
         delay_us: int,
         facts: Facts,
+        documents: Documents | None = None,
     ) -> None:
         self._address = address
         self._server = server
@@ -87,6 +90,7 @@ class HttpTarget:
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **headers}
         self._codec = codec
         self._facts = facts
+        self._documents = documents
         self._on_close: Callable[[], None] = lambda: None
         self._pool = Pool(address)
         self._held = HeldBack(delay_us * 1000)
@@ -100,6 +104,13 @@ class HttpTarget:
     def on_close(self, end: Callable[[], None]) -> None:
         """What ends the server, if the harness started it."""
         self._on_close = end
+
+    def keep_documents(self, requests: Sequence[SealedRequest]) -> int:
+        """Upload the documents of these requests to a server that keeps them; returns how many were not there.
+
+        Raises ExecutionError.
+        """
+        return 0 if self._documents is None else self._documents.keep(requests)
 
     def prepare(self, requests: Sequence[SealedRequest]) -> None:
         """Make every request's bytes before the load, so that sending is nothing but sending."""
@@ -176,8 +187,8 @@ class HttpTarget:
         return self._facts.counters()
 
     def drain(self) -> Readings:
-        """A server's stages and gauges are not the client's to see."""
-        return Readings()
+        """The documents that were uploaded; a server's stages and gauges are not the client's to see."""
+        return Readings(events=[] if self._documents is None else self._documents.drain())
 
     def client_facts(self) -> dict[str, Any]:
         """How the connections did: for the run's `client` event."""
@@ -195,12 +206,18 @@ class HttpTarget:
         }
 
     def close(self) -> None:
-        """Close every connection, and end the server if the harness started it."""
+        """Close every connection, delete the documents, and end the server if the harness started it."""
         self._pool.close()
+        if self._documents is not None:
+            self._documents.close()
         self._on_close()
 
     def _bytes(self, request: SealedRequest) -> bytes:
-        body = bodies.body_of(request, self._server, self._model, self._codec.decode)
+        prompt, context = list(request.token_ids), None
+        if self._documents is not None:
+            prompt, context = self._documents.apart(request)
+        codec = self._codec.decode
+        body = bodies.body_of(request, self._server, self._model, codec, prompt=prompt, context=context)
         return request_bytes("POST", bodies.PATHS[self._server.api], self._address.host, self._headers, body)
 
     def _take(self, piece: Piece) -> list[Token]:

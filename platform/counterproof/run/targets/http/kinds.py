@@ -15,6 +15,8 @@ from pathlib import Path
 
 from counterproof.errors import ExecutionError, InputError, SetupError
 from counterproof.plan.schema import ServerConfig
+from counterproof.run.targets.documents import Documents
+from counterproof.run.targets.http.caches import ServerKeeper
 from counterproof.run.targets.http.facts import ServerFacts
 from counterproof.run.targets.http.http_target import HttpTarget
 from counterproof.run.targets.http.pool import Address
@@ -102,8 +104,22 @@ def _connect(
         else:
             address, ready_ns = address_of(server.base_url), time.perf_counter_ns()
         facts = ServerFacts(address, headers, server)
+        model = facts.model()
+        # Only intaglio's own server tells what it runs, and only it keeps documents; what it says decides.
+        effective = facts.effective() if engine.context_cache.enabled and server.effective_path else {}
+        documents: Documents | None = None
+        if effective.get("context_cache.enabled") is True:
+            keeper = ServerKeeper(address, headers, model, server.ready_s)
+            documents = Documents(keeper, int(effective["kv_cache.block_tokens"]))
         target = HttpTarget(
-            address, server, facts.model(), headers, _Codec(engine), delay_us=delay_us, facts=facts
+            address,
+            server,
+            model,
+            headers,
+            _Codec(engine),
+            delay_us=delay_us,
+            facts=facts,
+            documents=documents,
         )
         target.ready_ns = ready_ns
         target.on_close(undo.pop_all().close)
