@@ -72,3 +72,27 @@ def test_companions_do_not_change_a_bit(tiny_model, dtype, cache):
     for a, b, c in zip(alone, together, crowded, strict=True):
         assert_same(a, b)
         assert_same(a, c)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_needle_keeps_its_bits_in_any_haystack_up_to_128(tiny_model, dtype):
+    """Field case 24: one request, greedy and sampled, among up to 127 others of random lengths and settings."""
+    needles = [SamplingParams(max_tokens=4, ignore_eos=True, temperature=t, seed=7) for t in (0.0, 0.9)]
+    draw = np.random.default_rng(24)
+    with engine(tiny_model, dtype, "scheduler.max_running=128") as run:
+        alone = [run.generate([text(21)], [needle], return_logits=True)[0] for needle in needles]
+        for batch in (2, 3, 9, 16, 17, 44, 64, 101, 128):
+            others = [text(int(draw.integers(1, 40)), seed=batch + i) for i in range(batch - 1)]
+            params = [
+                SamplingParams(max_tokens=4, ignore_eos=True, temperature=float(draw.integers(2)), seed=i)
+                for i in range(batch - 1)
+            ]
+            at = int(draw.integers(batch))
+            for needle, expected in zip(needles, alone, strict=True):
+                prompts, settings = others.copy(), params.copy()
+                prompts.insert(at, text(21))
+                settings.insert(at, needle)
+                run.drain_gauges()
+                found = run.generate(prompts, settings, return_logits=True)
+                assert max(gauges["running"] for _, gauges in run.drain_gauges()) == batch
+                assert_same(found[at], expected)
