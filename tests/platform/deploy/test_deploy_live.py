@@ -9,18 +9,21 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from counterproof.decide.deploy import restored
+from counterproof.decide.deploy.entries import both_configs
 from counterproof.record import canonical
 from counterproof.run.deploy import change
 from counterproof.run.deploy.change import Promotion
 from counterproof.run.deploy.drill import DrillOptions, drill
-from counterproof.run.deploy.live_load import Client, LiveLoad, request_bodies, serving, sha256_of, summary
+from counterproof.run.deploy.endpoint import Endpoint
+from counterproof.run.deploy.exercise import Exercise, ExerciseOptions
+from counterproof.run.deploy.live_load import request_bodies
 from counterproof.run.targets.http import fetch
 from counterproof.run.targets.http.pool import Address
 from counterproof.workload import sealed
@@ -35,16 +38,17 @@ DEADLINE = 120.0
 
 @contextlib.contextmanager
 def served(store: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Address]]:
-    """`counterproof serve` as somebody would start it, until the block ends."""
+    """`counterproof serve --scope NAME ...` as somebody would start it, until the block ends."""
     command = [sys.executable, "-m", "counterproof", "serve", "--port", "0", "--ready-json", *arguments]
     environment = {**os.environ, "COUNTERPROOF_STORE": str(store)}
-    log = (store / "serve.log").open("wb")
+    place = store / f"serve-{arguments[1]}.log"
+    log = place.open("wb")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
     try:
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], DEADLINE)
         line = process.stdout.readline() if ready else b""
-        assert line, (store / "serve.log").read_text()
+        assert line, place.read_text()
         found = json.loads(line)
         yield process, Address("127.0.0.1", found["port"])
     finally:
@@ -59,69 +63,51 @@ def served(store: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[byte
             process.stdout.close()
 
 
-def until(address: Address, wanted: str, store: Path) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while serving(address) != wanted:
-        assert time.monotonic() < deadline, (store / "serve.log").read_text()
-        select.select([], [], [], 0.05)
-
-
 def test_a_rollback_on_a_live_server_loses_no_request_and_brings_the_old_configuration_back(
     promotable: Any,
 ) -> None:
-    root = promotable.store.root
-    plan = promotable.plan
-    names = {
-        arm: fingerprint(
-            from_flat(
-                {
-                    path.removeprefix("engine."): value
-                    for path, value in plan["arms"][arm]["config"].items()
-                    if path.startswith("engine.")
-                }
-            )
-        )
-        for arm in ("baseline", "candidate")
-    }
+    root, plan = promotable.store.root, promotable.plan
+    arms = both_configs(plan)
+    names = {arm: fingerprint(from_flat(config)) for arm, config in arms.items()}
     old, new = names["baseline"], names["candidate"]
     assert old != new
-    with served(root, "--scope", "kv_cache", "--baseline", STUDY) as (process, address):
+    seen: dict[str, Any] = {}
+    live, beside = (("--scope", name, "--baseline", STUDY) for name in ("kv_cache", "control"))
+    with served(root, *live) as (process, address), served(root, *beside) as (_, untouched):
         sent = request_bodies(address, sealed.read(promotable.paths.workload(0)))
-        client = Client(address)
-        before = [client.ask(index, body) for index, body in enumerate(sent)]
-        first = fetch.get_json(address, "/intaglio/effective", {})
-        assert first["fingerprint"] == old
-        assert first["effective"]["kv_cache.enabled"] is False
-        with LiveLoad(address, sent, 3) as load:
-            load.wait(lambda seen: len(seen) >= 6, DEADLINE, "begin")
-            change.promote(promotable.store, Promotion(STUDY))
-            until(address, new, root)
-            load.wait(lambda seen: sum(a.config == new for a in seen) >= 9, DEADLINE, "meet the candidate")
-            during = fetch.get_json(address, "/intaglio/effective", {})
+
+        def roll_back() -> None:
+            seen["during"] = fetch.get_json(address, "/intaglio/effective", {})
             change.roll_back(promotable.store, "kv_cache", "acceptance")
-            at = time.perf_counter_ns()
-            until(address, old, root)
-            load.wait(
-                lambda seen: sum(a.config == old and a.started_ns > at for a in seen) >= 6,
-                DEADLINE,
-                "come back",
-            )
-            answers = load.stop()
-        after = [client.ask(index, body) for index, body in enumerate(sent)]
-        client.close()
-        last = fetch.get_json(address, "/intaglio/effective", {})
+
+        seen["before"] = fetch.get_json(address, "/intaglio/effective", {})
+        found = Exercise(
+            Endpoint(address),
+            Endpoint(untouched),
+            sent,
+            names,
+            lambda: change.promote(promotable.store, Promotion(STUDY)),
+            roll_back,
+            ExerciseOptions(threads=3, rounds=6, answers=9, margin=10.0, timeout_s=DEADLINE),
+        ).run()
+        seen["after"] = fetch.get_json(address, "/intaglio/effective", {})
+        seen["control"] = fetch.get_json(untouched, "/intaglio/effective", {})
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    found = summary(answers)
-    assert found["failed"] == 0, found
-    assert set(found["by_config"]) == {old, new}
+    assert restored.verdict(found) == ""
+    assert (found["failed"], set(found["by_config"])) == (0, {old, new})
     assert found["by_config"][new] >= 9
-    assert all(len(answer.token_ids) == 16 for answer in answers)
-    assert during["effective"]["kv_cache.enabled"] is True
-    assert during["counters"]["tokens_generated"] >= 9 * 16
-    assert (last["fingerprint"], last["effective"]) == (first["fingerprint"], first["effective"])
-    assert sha256_of(after) == sha256_of(before)
-    log = (root / "serve.log").read_text()
+    assert found["by_restored"] >= 9
+    assert found["output_tokens"] == len(sent) * 16
+    assert seen["during"]["effective"]["kv_cache.enabled"] is True
+    assert seen["during"]["counters"]["tokens_generated"] >= 9 * 16
+    for moment in ("before", "after", "control"):
+        assert (seen[moment]["fingerprint"], seen[moment]["effective"]["kv_cache.enabled"]) == (old, False)
+    assert seen["after"]["effective"] == seen["before"]["effective"]
+    for latency in (found["latency_before"], found["latency"]):
+        assert (latency["status"], latency["rounds"]) == (restored.EQUIVALENT, 6)  # within a factor of eleven
+        assert latency["low"] <= latency["high"]
+    log = (root / "serve-kv_cache.log").read_text()
     assert f"the ledger names {STUDY}/candidate" in log
     assert list((root / "serving").iterdir()) == []
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,8 @@ from counterproof.record.deployment_ledger import (
 from counterproof.record.deployment_state import Served, fold
 from counterproof.record.store import Store, StudyPaths
 from counterproof.record.verify import verify_study, workload_sha256
-from counterproof.run.deploy.live_load import Answer, Client, LiveLoad, request_bodies, sha256_of, summary
+from counterproof.run.deploy.exercise import Exercise, ExerciseOptions
+from counterproof.run.deploy.live_load import request_bodies
 from counterproof.run.deploy.private_server import PrivateServer
 from counterproof.run.deploy.served_file import ServedFile
 from counterproof.workload import sealed
@@ -45,14 +45,15 @@ class DrillOptions:
     threads     requests in flight at a time
     rounds      of probes for the latency after the rollback; at least 6 for an interval
     answers     how many answers the load must get from each configuration
-    margin      how far the latency of the restored baseline may lie from an untouched one's
+    margin      how far the latency of the restored baseline may lie from an untouched one's; None: as far as two
+                runs of the same baseline may lie apart by the study's plan (aa_band)
     """
 
     probes: int = 4
     threads: int = 2
     rounds: int = 8
     answers: int = 6
-    margin: float = 0.05
+    margin: float | None = None
     timeout_s: float = 600.0
 
 
@@ -130,39 +131,34 @@ class _Drill:
         file.look(_now())
         fixed = self._folder / "control.json"
         atomic.write_json(fixed, self._baseline)
-        timeout = self._options.timeout_s
+        chosen, timeout = self._options, self._options.timeout_s
         with contextlib.ExitStack() as open_until_end:
             server, control = (
-                open_until_end.enter_context(PrivateServer(served, self._folder / log, timeout))
+                open_until_end.enter_context(PrivateServer(served, self._folder / log, timeout)).endpoint
                 for served, log in ((self._folder / "served.json", "server.log"), (fixed, "control.log"))
             )
             sent = request_bodies(server.address, self._requests)
-            before, seen = self._probe(server, sent), server.effective()
-            with LiveLoad(server.address, sent, self._options.threads) as load:
-                times = self._there_and_back(server, file, load)
-                answers = load.stop()
-            after, back = self._probe(server, sent), server.effective()
-            rounds = self._rounds(server, control, sent)
-        return {
-            **summary(answers),
-            **times,
-            **self._of_load(answers, times),
-            "configurations": self._names,
-            "configuration_equal": seen == back and seen["fingerprint"] == self._names["baseline"],
-            "outputs_equal": _good(before) and _good(after) and sha256_of(before) == sha256_of(after),
-            "outputs_sha256": {"before": sha256_of(before), "after": sha256_of(after)},
-            "output_tokens": sum(len(answer.token_ids) for answer in after),
-            "latency": restored.latency_equivalence(*rounds, self._options.margin),
-            "latency_ms": {"restored": rounds[0], "control": rounds[1]},
-        }
 
-    def _there_and_back(self, server: PrivateServer, file: ServedFile, load: LiveLoad) -> dict[str, Any]:
-        """Promote and roll back under load; times from the ledger's entry to the first request that meets it."""
-        timeout, need = self._options.timeout_s, self._options.answers
-        old, new = self._names["baseline"], self._names["candidate"]
-        load.wait(lambda seen: _count(seen, old) >= need, timeout, "get answers of the baseline")
-        promoted = time.perf_counter_ns()
-        fields = entries.promotion(
+            def promote() -> None:
+                self._ledger.append(PROMOTED, **self._promotion())
+                file.look(_now())
+
+            def roll_back() -> None:
+                state = fold(self._ledger.read())[SCOPE]
+                self._ledger.append(ROLLED_BACK, **entries.rollback(state, "drill", _now()))
+                file.look(_now())
+
+            how = ExerciseOptions(chosen.threads, chosen.rounds, chosen.answers, self._margin(), timeout)
+            return Exercise(server, control, sent, self._names, promote, roll_back, how).run()
+
+    def _margin(self) -> float:
+        """The band that the study registered for two runs of the same baseline."""
+        return (
+            float(self._plan.get("aa_band", 0.05)) if self._options.margin is None else self._options.margin
+        )
+
+    def _promotion(self) -> dict[str, Any]:
+        return entries.promotion(
             self._plan,
             self._plan_sha256,
             SCOPE,
@@ -171,51 +167,6 @@ class _Drill:
             decision_sha256=None,
             evidence_expires_utc=None,
         )
-        self._ledger.append(PROMOTED, **fields)
-        file.look(_now())
-        serves = server.await_config(new, timeout)
-        load.wait(lambda seen: _count(seen, new) >= need, timeout, "get answers of the candidate")
-        rolled = time.perf_counter_ns()
-        state = fold(self._ledger.read())[SCOPE]
-        self._ledger.append(ROLLED_BACK, **entries.rollback(state, "drill", _now()))
-        file.look(_now())
-        back = server.await_config(old, timeout)
-        load.wait(lambda seen: _count(_since(seen, rolled), old) >= need, timeout, "get answers again")
-        return {
-            "promote_seconds": (serves - promoted) / 1e9,
-            "seconds": (back - rolled) / 1e9,
-            "rolled_back_ns": rolled,
-        }
-
-    def _of_load(self, answers: Sequence[Answer], times: dict[str, Any]) -> dict[str, Any]:
-        rolled = times["rolled_back_ns"]
-        by_candidate = [a for a in answers if a.config == self._names["candidate"] and not a.error]
-        last = max((a.done_ns for a in by_candidate), default=rolled)
-        return {
-            "by_candidate": len(by_candidate),
-            "by_restored": _count(_since(answers, rolled), self._names["baseline"]),
-            "drained_seconds": max(0.0, (last - rolled) / 1e9),
-        }
-
-    def _probe(self, server: PrivateServer, sent: Sequence[bytes]) -> list[Answer]:
-        client = Client(server.address)
-        try:
-            return [client.ask(index, body) for index, body in enumerate(sent)]
-        finally:
-            client.close()
-
-    def _rounds(
-        self, server: PrivateServer, control: PrivateServer, sent: Sequence[bytes]
-    ) -> tuple[list[list[float]], list[list[float]]]:
-        """Latencies in ms of each round: the restored server's and the control's, in turns, first one changing."""
-        found: tuple[list[list[float]], list[list[float]]] = ([], [])
-        order = [(0, server), (1, control)]
-        self._probe(control, sent)  # its first answers are slower than any later one
-        for number in range(self._options.rounds):
-            for place, one in order if number % 2 == 0 else reversed(order):
-                answers = self._probe(one, sent)
-                found[place].append([a.latency_ms for a in answers] if _good(answers) else [float("inf")])
-        return found
 
 
 def _requests(paths: StudyPaths, plan: dict[str, Any], count: int) -> list[sealed.SealedRequest]:
@@ -237,19 +188,6 @@ def _new_folder(store: Store, name: str) -> Path:
             number += 1
             continue
         return folder
-
-
-def _good(answers: Sequence[Answer]) -> bool:
-    return bool(answers) and all(not a.error and a.token_ids for a in answers)
-
-
-def _count(answers: Sequence[Answer], config: str) -> int:
-    return sum(a.config == config and not a.error for a in answers)
-
-
-def _since(answers: Sequence[Answer], moment_ns: int) -> list[Answer]:
-    """Answers whose request began after a moment."""
-    return [a for a in answers if a.started_ns > moment_ns]
 
 
 def _now() -> datetime.datetime:

@@ -7,13 +7,11 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from counterproof.errors import ExecutionError
-from counterproof.run.deploy.live_load import serving
-from counterproof.run.targets.http import fetch
+from counterproof.run.deploy.endpoint import Endpoint
 from counterproof.run.targets.http.pool import Address
-from counterproof.run.targets.http.server_process import PAUSE, ServerProcess
+from counterproof.run.targets.http.server_process import ServerProcess
 
 LOOPBACK = "127.0.0.1"
 STOP_S = 30.0
@@ -37,19 +35,20 @@ class PrivateServer:
         self._log = log
         self._ready_s = ready_s
         self._process: ServerProcess | None = None
-        self._address: Address | None = None
+        self._endpoint: Endpoint | None = None
 
     def __enter__(self) -> PrivateServer:
         environment = {name: value for name, value in os.environ.items() if name != _KEY}
         process = ServerProcess(follow_command(self._served, "--port", "0"), environment, self._log)
         try:
             deadline = time.monotonic() + self._ready_s
-            self._address = Address(LOOPBACK, process.announced_port(deadline))
-            process.await_health(self._address, "/health", {}, deadline)
+            address = Address(LOOPBACK, process.announced_port(deadline))
+            process.await_health(address, "/health", {}, deadline)
         except BaseException:
             process.stop(STOP_S)
             raise
         self._process = process
+        self._endpoint = Endpoint(address, process.tail)
         return self
 
     def __exit__(
@@ -59,25 +58,8 @@ class PrivateServer:
             self._process.stop(STOP_S)
 
     @property
-    def address(self) -> Address:
+    def endpoint(self) -> Endpoint:
         """Raises ExecutionError before the start."""
-        if self._address is None:
+        if self._endpoint is None:
             raise ExecutionError("the private server was not started")
-        return self._address
-
-    def effective(self) -> dict[str, Any]:
-        """What the server says it runs, with its fingerprint."""
-        found = fetch.get_json(self.address, "/intaglio/effective", {})
-        return {"fingerprint": found["fingerprint"], "effective": found["effective"]}
-
-    def await_config(self, wanted: str, timeout_s: float) -> int:
-        """When (perf_counter_ns) new requests meet the configuration `wanted`. Raises ExecutionError."""
-        deadline = time.monotonic() + timeout_s
-        while (seen := serving(self.address)) != wanted:
-            if time.monotonic() > deadline:
-                tail = [] if self._process is None else self._process.tail()
-                raise ExecutionError(
-                    f"the server does not change over: it serves {seen}, not {wanted}", details=tail
-                )
-            time.sleep(PAUSE)
-        return time.perf_counter_ns()
+        return self._endpoint
