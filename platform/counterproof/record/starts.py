@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterproof.errors import EvidenceError
-from counterproof.record import canonical
+from counterproof.record import atomic, canonical
 from counterproof.record.journal import now_utc
 from counterproof.record.lock import FileLock
 from counterproof.record.store import Store
 
 NAME = "starts.jsonl"
+TORN = "starts.torn-"
 FIRST = "0" * 64
 LOCK_SECONDS = 30.0
 _TEXTS = ("prev", "study", "experiment", "plan_sha256", "time_utc")
@@ -35,8 +36,13 @@ class Start:
 
 
 def append(root: Path, study: str, experiment: str, plan_sha256: str) -> Start:
-    """Enter the start of a study, flushed to the disk. Raises EvidenceError for a damaged chain."""
+    """Enter the start of a study, flushed to the disk. Raises EvidenceError for a damaged chain.
+
+    A last line without its end is what a harness left that was killed while it wrote, or a full disk: its study never
+    appeared. It is kept in a file of its own, `starts.torn-N`, and taken off the chain.
+    """
     with FileLock(root / ".starts.lock", wait_s=LOCK_SECONDS, what="the chain of study starts"):
+        _set_aside(root)
         found = read(root)
         line = {
             "seq": len(found),
@@ -64,6 +70,20 @@ def read(root: Path) -> list[Start]:
     for number, data in enumerate(lines):
         found.append(_line(data, number, found[-1].sha256 if found else FIRST))
     return found
+
+
+def _set_aside(root: Path) -> None:
+    path = root / NAME
+    data = path.read_bytes() if path.is_file() else b""
+    whole = data.rfind(b"\n") + 1
+    if whole == len(data):
+        return
+    number = 1 + len(list(root.glob(f"{TORN}*")))
+    atomic.write_bytes(root / f"{TORN}{number}", data[whole:])
+    with path.open("r+b") as file:
+        file.truncate(whole)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def entered(root: Path) -> list[Start]:

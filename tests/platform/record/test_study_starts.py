@@ -69,6 +69,19 @@ def test_a_chain_that_lost_its_end_has_another_head(store: Store) -> None:
     assert starts.read(store.root)[-1].sha256 != head
 
 
+def test_a_start_that_was_cut_off_is_kept_aside_and_the_next_one_follows(store: Store) -> None:
+    """A kill or a full disk in the midst of a line must not close the store for every later study."""
+    path = store.root / starts.NAME
+    whole = path.read_bytes()
+    for number in (1, 2):
+        path.write_bytes(path.read_bytes() + b'{"experiment":"kv_')
+        study(store, f"next-{number}")
+        assert (store.root / f"starts.torn-{number}").read_bytes() == b'{"experiment":"kv_'
+    assert path.read_bytes().startswith(whole)
+    assert [one.study for one in starts.read(store.root)] == ["one", "two", "three", "next-1", "next-2"]
+    assert starts.vanished(store) == []
+
+
 def test_starts_at_the_same_time_all_get_their_place(tmp_path: Path) -> None:
     store = Store(tmp_path / "store").create()
     with ThreadPoolExecutor(4) as pool:
