@@ -27,7 +27,8 @@ examples:
 A file of API keys has lines `key tenant` or `key tenant admin`. With keys, /metrics and /intaglio/effective need the
 key of an admin. A single key can also stand in $INTAGLIO_API_KEY, where no list of processes shows it.
 The file of --follow is a JSON object of configuration paths; replace it, and the server changes over to it while
-requests in flight finish on the configuration they began with.
+requests in flight finish on the configuration they began with. What has not finished --drain-timeout-s later is ended
+with a typed error and counted in intaglio_requests_cut_total: give it at least the time of your longest answers.
 """
 
 
@@ -69,7 +70,16 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     limits.add_argument("--request-timeout-s", type=float, metavar="S", help="longest answer (default: 600)")
     limits.add_argument(
-        "--drain-timeout-s", type=float, metavar="S", help="time to finish at the end (default: 30)"
+        "--drain-timeout-s",
+        type=float,
+        metavar="S",
+        help="time for requests in flight to finish after a change of configuration and at the end (default: 30)",
+    )
+    limits.add_argument(
+        "--head-timeout-s",
+        type=float,
+        metavar="S",
+        help="time for headers to arrive; 408 beyond (default: 20)",
     )
     parser.set_defaults(func=serve)
 
@@ -123,6 +133,6 @@ def _keys(args: argparse.Namespace) -> Any:
 def _limits(args: argparse.Namespace) -> Any:
     from intaglio.serve.limits import ServerLimits
 
-    names = ("max_queue", "max_body_bytes", "request_timeout_s", "drain_timeout_s")
+    names = ("max_queue", "max_body_bytes", "request_timeout_s", "drain_timeout_s", "head_timeout_s")
     given = {name: getattr(args, name) for name in names}
     return ServerLimits(**{name: value for name, value in given.items() if value is not None})

@@ -32,8 +32,9 @@ class Deployment:
             self._effective = await asyncio.to_thread(self.engine.effective_config)
         return self._effective
 
-    async def retire(self, drain_timeout_s: float) -> bool:
-        """Let requests in flight finish, end what is left, close the engine. True if all of them finished."""
+    async def retire(self, drain_timeout_s: float) -> int:
+        """Let requests in flight finish, end what is left, close the engine. Returns how many had to be ended."""
         finished = await self.places.wait_empty(drain_timeout_s)
+        cut = 0 if finished else self.places.taken
         await asyncio.to_thread(self.driver.close, 60.0)
-        return finished
+        return cut

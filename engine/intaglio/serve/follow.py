@@ -61,7 +61,8 @@ class Follower:
             config = read_config(self._path)
             if config == self._service.current.config:
                 return False
-            await self._service.swap(config)
+            # Not until the old engine has finished: a rollback may be the next thing that this file says.
+            await self._service.change_over(config)
         except (IntaglioError, ApiError) as error:
             self._service.metrics.swaps["failed"] += 1
             _log.error("the configuration in %s is not served: %s", self._path.name, error)

@@ -18,8 +18,11 @@ class ServerLimits:
     max_prompts         most prompts in one request
     default_max_tokens  output tokens of a chat request that names no limit (less where the context is full)
     request_timeout_s   longest time from admission to the last byte of the answer (504 beyond)
+    head_timeout_s      longest time for a request's headers to arrive, from the connection or, on a kept one, from
+                        their first byte (408 beyond)
     body_timeout_s      longest time for a body to arrive (408 beyond)
-    drain_timeout_s     longest time that requests in flight get to finish on shutdown or swap
+    drain_timeout_s     longest time that requests in flight get to finish on shutdown or swap; what is left then is
+                        ended with a typed error and counted
     stall_timeout_s     a step that takes longer than this makes /health say that the engine is stalled
     """
 
@@ -29,6 +32,7 @@ class ServerLimits:
     max_prompts: int = 128
     default_max_tokens: int = 1024
     request_timeout_s: float = 600.0
+    head_timeout_s: float = 20.0
     body_timeout_s: float = 30.0
     drain_timeout_s: float = 30.0
     stall_timeout_s: float = 120.0

@@ -40,12 +40,16 @@ class ServerMetrics:
 
     http       answers by (route, status)
     finished   requests by why they ended: stop, length, error, abort, dropped (client gone, timeout)
+    cut        requests that were ended at the drain limit or by a second signal, by what drained: swap, shutdown
+    late_heads connections that were ended because the headers of a request did not arrive in time
     """
 
     def __init__(self) -> None:
         self.http: Counter[tuple[str, int]] = Counter()
         self.finished: Counter[str] = Counter()
+        self.cut: Counter[str] = Counter()
         self.disconnects = 0
+        self.late_heads = 0
         self.swaps: Counter[str] = Counter()
         self.ttft = Histogram()
         self.inter_token = Histogram()
@@ -65,6 +69,11 @@ class ServerMetrics:
         yield from labelled("intaglio_requests_ended_total", "counter", "Requests by why they ended.", ended)
         text = "Clients that left before their answer."
         yield from labelled("intaglio_disconnects_total", "counter", text, {(): self.disconnects})
+        cut: dict[Labels, float] = {(("by", by),): self.cut[by] for by in ("shutdown", "swap")}
+        text = "Requests that were ended before they had finished, at the drain limit."
+        yield from labelled("intaglio_requests_cut_total", "counter", text, cut)
+        text = "Connections ended because headers did not arrive in time."
+        yield from labelled("intaglio_late_heads_total", "counter", text, {(): self.late_heads})
         swaps: dict[Labels, float] = {(("result", result),): n for result, n in self.swaps.items()}
         yield from labelled("intaglio_swaps_total", "counter", "Changes of configuration.", swaps)
         yield from self.ttft.lines("intaglio_ttft_seconds", "Time to first token, from the whole body.")

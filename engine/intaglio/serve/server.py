@@ -18,6 +18,7 @@ import uvicorn
 
 from intaglio.config import EngineConfig
 from intaglio.errors import ConfigError
+from intaglio.serve import head_deadline
 from intaglio.serve.app import build
 from intaglio.serve.follow import Follower
 from intaglio.serve.service import Service
@@ -137,6 +138,7 @@ class _Uvicorn(uvicorn.Server):
 def _configure(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         build(service),
+        http=head_deadline.protocol(service.limits.head_timeout_s, service.metrics),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -25,6 +25,8 @@ from intaglio.serve.metrics import ServerMetrics
 
 _log = logging.getLogger("intaglio.serve")
 _BACKGROUND_THREADS = 2
+# Engines that finish their last requests beside the one in service; each holds a model in memory.
+_MOST_RETIRING = 2
 
 Result = TypeVar("Result")
 Totals = tuple[Counter[str], Counter[str], defaultdict[tuple[str, str], float]]
@@ -53,6 +55,7 @@ class Service:
         self._factory = factory
         self._swapping = asyncio.Lock()
         self._retiring: set[Deployment] = set()
+        self._retirements: set[asyncio.Task[bool]] = set()
         self._background = ThreadPoolExecutor(_BACKGROUND_THREADS, thread_name_prefix="intaglio-background")
         # Counts of engines that have been replaced, so that no counter of the server ever falls.
         self._past: Totals = (Counter(), Counter(), defaultdict(float))
@@ -94,13 +97,21 @@ class Service:
         return counters, events, stages
 
     async def swap(self, config: EngineConfig) -> bool:
+        """`change_over`, and wait for the old engine. Returns whether all of its requests finished."""
+        return await (await self.change_over(config))
+
+    async def change_over(self, config: EngineConfig) -> asyncio.Task[bool]:
         """Serve another configuration without losing a request.
 
         The new engine is loaded beside the old one (both fit in memory for that time), then gets every new
-        request while the old one finishes its own, within drain_timeout_s. Returns whether all of those
-        finished. Raises what the engine raises, with the old one still in service, if the new one does not load.
+        request while the old one finishes its own, within drain_timeout_s. Returns as soon as new requests go to
+        the new engine, so that the next change need not wait for the old one's requests; the task tells whether all
+        of those finished. A change waits while _MOST_RETIRING engines still have requests. Raises what the engine
+        raises, with the old one still in service, if the new one does not load.
         """
         async with self._swapping:
+            while len(self._retirements) >= _MOST_RETIRING:
+                await asyncio.wait(self._retirements, return_when=asyncio.FIRST_COMPLETED)
             self._check_not_draining()
             try:
                 successor = await asyncio.to_thread(self._deploy, config)
@@ -113,7 +124,11 @@ class Service:
             old, self.current = self.current, successor
             self.metrics.swaps["done"] += 1
             _log.info("configuration %s follows %s", successor.fingerprint, old.fingerprint)
-            return await self._retire(old)
+            self._retiring.add(old)
+            retirement = asyncio.create_task(self._retire(old))
+            self._retirements.add(retirement)
+            retirement.add_done_callback(self._retirements.discard)
+            return retirement
 
     async def drain(self) -> bool:
         """Refuse new requests and let those in flight finish. Returns whether all did within the limit."""
@@ -123,9 +138,11 @@ class Service:
         return all(await asyncio.gather(*waits))
 
     def close(self) -> None:
-        """End what is still live and close the engines."""
+        """End what is still live, which is counted, and close the engines. May be called again."""
         self.draining = True
         for deployment in (self.current, *self._retiring):
+            if not deployment.driver.stopping:
+                self._count_cut("shutdown", deployment, deployment.places.taken)
             deployment.driver.close(60.0)
         self._background.shutdown(wait=False, cancel_futures=True)
 
@@ -142,15 +159,17 @@ class Service:
         return Deployment(config, self._factory, max_queue=self.limits.max_queue)
 
     async def _retire(self, old: Deployment) -> bool:
-        self._retiring.add(old)
-        try:
-            finished = await old.retire(self.limits.drain_timeout_s)
-        finally:
-            self._retiring.discard(old)
-            _add(old, *self._past)
-        if not finished:
-            _log.warning("requests of configuration %s were ended at the drain limit", old.fingerprint)
-        return finished
+        # Cancelled at the server's end, it leaves the engine among the retiring, which `close` ends.
+        cut = await old.retire(self.limits.drain_timeout_s)
+        self._retiring.discard(old)
+        _add(old, *self._past)
+        self._count_cut("swap", old, cut)
+        return cut == 0
+
+    def _count_cut(self, by: str, deployment: Deployment, cut: int) -> None:
+        if cut:
+            self.metrics.cut[by] += cut
+            _log.warning("%d requests of configuration %s were ended unfinished", cut, deployment.fingerprint)
 
 
 def _add(
