@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -168,8 +169,26 @@ def test_what_cannot_be_used_is_refused(tiny_model, capsys, arguments, told):
     assert told in capsys.readouterr().err
 
 
-def test_damaged_files_are_refused(tiny_model, tmp_path, capsys):
-    for name, data in (("a.txt", b"\xff\xfe\xff"), ("a.json", b"{"), ("b.json", b'["x"]')):
-        (tmp_path / name).write_bytes(data)
-        assert main(["explain-miss", str(tmp_path / name), "b", "--model", str(tiny_model)]) == 2
-        assert "intaglio: error" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("a.txt", b"\xff\xfe\xff", "is not UTF-8"),
+        ("a.json", b"{", "is no JSON"),
+        ("b.json", b'["x"]', "must hold a list of token ids"),
+        ("deep.json", b"[" * 100_000 + b"]" * 100_000, "is no JSON: maximum recursion depth exceeded"),
+    ],
+)
+def test_damaged_files_are_refused(tiny_model, tmp_path, capsys, name, data, told):
+    (tmp_path / name).write_bytes(data)
+    for prompts in ([str(tmp_path / name), "b"], ["a", str(tmp_path / name)]):
+        assert main(["explain-miss", *prompts, "--model", str(tiny_model)]) == 2
+        err = capsys.readouterr().err
+        assert "intaglio: error" in err and told in err and "Traceback" not in err
+
+
+def test_a_models_own_files_nested_too_deep_are_refused(tiny_model, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "config.json").write_bytes(b"[" * 100_000 + b"]" * 100_000)
+    assert main(["explain-miss", "a", "b", "--model", str(model)]) == 2
+    assert "config.json" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); give a complete model folder") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON ({error}); fetch the model again") from error
     if not isinstance(loaded, dict):
         raise ModelError(f"{path} holds no JSON object; fetch the model again")

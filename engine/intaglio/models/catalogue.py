@@ -138,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a model's file. Raises ModelError when it is unreadable or no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {path}: {error}; fetch the model again", field="model") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object; fetch the model again", field="model")

@@ -100,7 +100,7 @@ def _read(path: Path, field: str) -> list[str]:
             continue
         try:
             value = json.loads(line)[field]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path.name} line {number} has no field '{field}': {error!r}") from None
         text = value[0] if isinstance(value, list) and value else value
         if not isinstance(text, str):

@@ -106,7 +106,7 @@ def _mooncake(stream: Iterable[str]) -> Iterator[tuple[int, TraceRow | str]]:
             continue
         try:
             yield number, _mooncake_row(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             yield number, f"no row with timestamp, input_length, output_length and hash_ids: {error!r}"
 
 
