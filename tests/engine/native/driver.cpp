@@ -109,10 +109,10 @@ void linears(IgContext* context) {
 
 void attention(IgContext* context) {
     for (int64_t format : {int64_t(IG_FP32), int64_t(IG_BF16)})
-        for (int64_t dim : {2, 16, 30, 64, 130})
-            for (int64_t count : {1, 3, 40, 100})
-                for (int64_t before : {0, 1, 62, 70}) {
-                    const int64_t kv_heads = 2, heads = 6, size = 16, length = before + count;
+        for (int64_t dim : {2, 16, 30, 64, 96, 130})
+            for (int64_t count : {1, 2, 3, 40, 100})
+                for (int64_t before : {0, 1, 62, 63, 70}) {
+                    const int64_t kv_heads = 2, heads = 6, size = before % 5 ? 16 : 7, length = before + count;
                     const int64_t blocks = (length + size - 1) / size;
                     // The last block comes last in memory and ends with the last token.
                     Exact<float> wide = floats(format == IG_FP32 ? length * 2 * kv_heads * dim : 1);

@@ -40,7 +40,7 @@ def close(ours, truth, bits):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(9, 3, 64), (4, 4, 8), (6, 2, 80), (8, 1, 128)])
+@pytest.mark.parametrize("sizes", [(9, 3, 64), (4, 4, 8), (6, 2, 80), (8, 1, 128), (6, 1, 96)])
 @pytest.mark.parametrize("window", [None, 37])
 def test_prefill_chunks_and_decode_give_each_query_the_same_bits(contexts, dtype, sizes, window):
     heads, kv_heads, dim = sizes
@@ -59,13 +59,16 @@ def test_prefill_chunks_and_decode_give_each_query_the_same_bits(contexts, dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_many_decoding_rows_at_once_equal_each_alone(contexts, dtype):
-    """More rows than threads are computed as one task each, fewer as one task per head: the bits are the same."""
-    heads, kv_heads, dim, size = 6, 3, 64, 16
+@pytest.mark.parametrize("size", [7, 16, 32])
+def test_many_decoding_rows_at_once_equal_each_alone(contexts, dtype, size):
+    """More rows than threads are computed as one task each, fewer as one task per head: the bits are the same, and
+    those of a prefill; read in place where blocks hold whole runs of 16 tokens, else copied together."""
+    heads, kv_heads, dim = 6, 3, 64
     lengths = [1, 2, 17, 63, 64, 65, 100, 128, 130]
-    store = noise(2, 9 * 9 * size, 2, kv_heads, dim, dtype=dtype)
+    blocks = -(-130 // size)
+    store = noise(2, 9 * blocks * size, 2, kv_heads, dim, dtype=dtype)
     q = noise(len(lengths), heads, dim, seed=1, dtype=dtype).float()
-    rows = [(i, 1, n - 1, range(9 * i, 9 * i + 9)) for i, n in enumerate(lengths)]
+    rows = [(i, 1, n - 1, range(blocks * i, blocks * (i + 1))) for i, n in enumerate(lengths)]
     for layer in (0, 1):
         together = attend_paged(contexts(2), q, store, rows, block_tokens=size, layer=layer)
         for threads in (1, 2, 4):
@@ -73,6 +76,11 @@ def test_many_decoding_rows_at_once_equal_each_alone(contexts, dtype):
                 alone = attend_paged(contexts(threads), q, store, [row], block_tokens=size, layer=layer)
                 assert torch.equal(alone[0][i], together[0][i])
                 assert torch.equal(alone[1][i], together[1][i])
+        for i, n in enumerate(lengths):
+            kv = store[layer, blocks * i * size :][:n].contiguous()
+            padding = torch.zeros(n - 1, heads, dim)
+            prefilled = attend(contexts(2), torch.cat([padding, q[i : i + 1]]), kv, 0)
+            assert torch.equal(prefilled[0][n - 1], together[0][i])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ import torch
 from intaglio.compute.layers import RopeTable
 from intaglio.compute.native.library import KV_FORMAT_OF, Context
 from intaglio.compute.native.model import NativeModel
-from intaglio.compute.native.structs import IgStep
+from intaglio.compute.native.structs import IgKv, IgStep
 from intaglio.compute.spec import ModelSpec
 from intaglio.intake.step_plan import RowPlan
 from intaglio.state.kv_store import KVStore
@@ -28,16 +29,18 @@ class NativeDecoder:
         self.context = context
         self._kv_dtype = kv_dtype
         self._rope = RopeTable(spec, torch.device("cpu"))
+        self._addresses = _Addresses(kv_dtype)
 
     def run(
         self, rows: Sequence[RowPlan], store: KVStore | None, room: torch.Tensor | None = None
     ) -> torch.Tensor:
         """fp32 logits of the rows' chosen queries, in order [logit rows, vocab]: at the front of `room`, fp32
         [at least as many, vocab], if they fit there, else in memory of their own."""
-        count = sum(len(row.logit_rows) for row in rows)
-        fits = room is not None and count <= room.shape[0]
-        logits = room[:count] if room is not None and fits else torch.empty(count, self.spec.vocab)
         flat = _Flat(rows, store)
+        count = len(flat.logits)
+        logits = self._addresses.front(room, count) if room is not None else None
+        if logits is None:
+            logits = torch.empty(count, self.spec.vocab)
         self._compute(flat, self._step(flat, store, logits))
         return logits
 
@@ -74,21 +77,55 @@ class NativeDecoder:
         step.rows, step.tables = _address(flat.rows), _address(flat.tables)
         step.token_count, step.row_count = flat.token_count, flat.row_count
         step.last = self.spec.layers
-        if logits is not None and logits.shape[0]:
+        if logits is not None and flat.logits:
             step.logit_rows, step.logits = _address(flat.logits), logits.data_ptr()
-            step.logit_count = logits.shape[0]
-        if store is None:
-            step.kv.block_tokens, step.kv.format = _ENDLESS, KV_FORMAT_OF[self._kv_dtype]
-        else:
-            step.kv.base, step.kv.layer_stride = store.data.data_ptr(), store.data.stride(0)
-            step.kv.block_tokens, step.kv.format = store.block_tokens, KV_FORMAT_OF[store.group.dtype]
+            step.logit_count = len(flat.logits)
+        step.kv = self._addresses.kv(store)
         return step
 
     def _compute(self, flat: _Flat, step: IgStep) -> None:
         """Run a step, which points into `flat`."""
-        cos, sin = self._rope.tables(flat.last_position + 1)
-        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
+        step.cos, step.sin = self._addresses.angles(*self._rope.tables(flat.last_position + 1))
         self.context.forward(self.model.struct, step)
+
+
+class _Addresses:
+    """Where the tensors of the last step lie. They are the same in the next one as a rule, and asking torch again
+    costs a step more than its own arithmetic: what the kernels stream has driven torch's code out of the caches."""
+
+    def __init__(self, kv_dtype: torch.dtype) -> None:
+        self._uncached = IgKv(None, 0, _ENDLESS, KV_FORMAT_OF[kv_dtype])
+        self._kv = self._uncached
+        # Not held: its memory goes when its owner lets it go.
+        self._store: weakref.ref[KVStore] | None = None
+        self._cos: torch.Tensor | None = None
+        self._angles = (0, 0)
+        self._room: torch.Tensor | None = None
+        self._fronts: dict[int, torch.Tensor] = {}
+        self._room_rows = 0
+
+    def kv(self, store: KVStore | None) -> IgKv:
+        if store is None:
+            return self._uncached
+        if self._store is None or self._store() is not store:
+            data, form = store.data, KV_FORMAT_OF[store.group.dtype]
+            self._kv = IgKv(data.data_ptr(), data.stride(0), store.block_tokens, form)
+            self._store = weakref.ref(store)
+        return self._kv
+
+    def angles(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[int, int]:
+        if cos is not self._cos:
+            self._angles = (cos.data_ptr(), sin.data_ptr())
+            self._cos = cos
+        return self._angles
+
+    def front(self, room: torch.Tensor, rows: int) -> torch.Tensor | None:
+        """The first rows of `room`, or None where it has fewer."""
+        if room is not self._room:
+            self._room, self._room_rows, self._fronts = room, room.shape[0], {}
+        if rows not in self._fronts and rows <= self._room_rows:
+            self._fronts[rows] = room[:rows]
+        return self._fronts.get(rows)
 
 
 class _Flat:

@@ -7,6 +7,7 @@
 // zeros. Nothing outside the keys that some query of the task sees is ever read.
 #pragma once
 #include "kernels.h"
+#include "strip.h"
 #include "tile.h"
 
 namespace IG_NS {
@@ -25,6 +26,9 @@ class Attend {
           low_(job.window > 0 ? max_of(0, position_ - job.window + 1) : 0),
           scale_(1.44269504f / __builtin_sqrtf(float(dim_))) {
         carve(scratch);
+#if defined(IG_TARGET_AVX512BF16)
+        few_ = DOT && rows_ <= FEW_QUERIES && job.kv.format == IG_BF16 && dim_ % 32 == 0;
+#endif
     }
 
     void run() {
@@ -92,8 +96,13 @@ class Attend {
         const bool whole = heads_ == job_.kv_heads, coded = ig::kv_quantised(form);
         const int64_t token = ig::kv_token_bytes(form, job_.kv_heads, dim_);
         if (whole && h == 0 && start <= low_) stream(sources, token);
-        Ahead ahead = whole ? Ahead(next, 0, 0, token, 1, KEY_TILE * h / heads_, KEY_TILE * (h + 1) / heads_)
+        const bool strips = job_.kv.block_tokens % 16 == 0;  // aligned runs of 16 tokens lie in one block
+        Ahead ahead = whole ? Ahead(next, 0, 0, token, 1, KEY_TILE * h / heads_, KEY_TILE * (h + 1) / heads_, strips ? 16 : 1)
                             : Ahead(next, at, step, bytes, 2, 0, KEY_TILE);
+#if defined(IG_TARGET_AVX512BF16)
+        if constexpr (DOT)
+            if (few_) return visit_few(start, h, sources, at, step, strips ? token : 0, keys, ahead);
+#endif
         if (coded) {
             decode(sources, h, 0);
             pack_keys(plain_, 0, dim_, DOT, DOT, ahead, keys_);
@@ -116,6 +125,21 @@ class Attend {
                 }
         }
     }
+
+#if defined(IG_TARGET_AVX512BF16)
+    // The same for few rows of queries: keys from `at` on in each token, values `step` behind them.
+    void visit_few(int64_t start, int64_t h, const uint8_t* const* sources, int64_t at, int64_t step, int64_t token,
+                   int64_t keys, Ahead& ahead) {
+        const Few& by = few(rows_);
+        const int64_t count = (keys + STRIP - 1) / STRIP, bytes = dim_ * 2;
+        Strip strips[STRIPS];
+        for (int64_t g = 0; g < count; g++) strips[g] = strip_of(sources, g, at, bytes, token, keys_);
+        by.scores(q_ + h * rows_ * ld_, ld_, strips, count, dim_, ahead, scores_);
+        weigh(start, h);
+        for (int64_t g = 0; g < count; g++) strips[g] = strip_of(sources, g, at + step, bytes, token, values_);
+        by.sums(p_, strips, keys, dim_, ahead, out_ + h * rows_ * wide_, wide_);
+    }
+#endif
 
     // A head's keys (part 0) or values of a tile out of their records, as activations.
     void decode(const uint8_t* const* sources, int64_t h, int64_t part) {
@@ -164,6 +188,7 @@ class Attend {
     const IgRow& row_;
     const int64_t head_, heads_, first_, group_, dim_, rows_, wide_, ld_, position_, final_, low_;
     const float scale_;
+    bool few_ = false;
     float *top_, *total_, *out_, *shrink_, *scores_, *part_;  // total: sums stay in lanes [rows][W] until the end
     Act *q_, *p_;
     uint8_t *keys_, *values_, *decoded_;

@@ -100,7 +100,6 @@ IG_INLINE V v_nibble(const uint32_t* p, int shift) {
     return _mm512_cvtepi32_ps(_mm512_and_si512(units, _mm512_set1_epi32(15)));
 }
 IG_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-IG_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 #elif defined(IG_TARGET_AVX2)
 
@@ -181,7 +180,6 @@ IG_INLINE V v_nibble(const uint32_t* p, int shift) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(units, _mm256_set1_epi32(15)));
 }
 IG_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-IG_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 #else  // NEON and portable: four lanes of the compiler's own vector type
 
@@ -270,7 +268,6 @@ IG_INLINE V v_nibble(const uint32_t* p, int shift) {
              float(p[3] >> shift & 15u)};
 }
 IG_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
-IG_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #endif
 

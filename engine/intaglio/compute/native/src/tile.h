@@ -40,11 +40,13 @@ IG_INLINE void stream(const uint8_t* const* sources, int64_t bytes) {
 
 // Lines of the next tile, asked for a few at a time between the work on this one: `parts` runs of `bytes` bytes, `step`
 // apart from `key` on, of each of its tokens [from, to). A task of one head asks for that head's keys and values, a task
-// of all heads for whole tokens, in every head's turn a share of them.
+// of all heads for whole tokens, in every head's turn a share of them; `together` tokens that lie one behind the other,
+// the first of them at a multiple of `together`, are one run.
 class Ahead {
   public:
-    Ahead(const uint8_t* const* next, int64_t key, int64_t step, int64_t bytes, int64_t parts, int64_t from, int64_t to)
-        : next_(next), key_(key), step_(step), bytes_(bytes), parts_(parts), to_(to),
+    Ahead(const uint8_t* const* next, int64_t key, int64_t step, int64_t bytes, int64_t parts, int64_t from, int64_t to,
+          int64_t together = 1)
+        : next_(next), key_(key), step_(step), bytes_(bytes), parts_(parts), to_(to), together_(together),
           lines_(parts * (to - from) * ((bytes + 63) / 64)), token_(from) {
         open();
     }
@@ -53,28 +55,34 @@ class Ahead {
 
     void bring(int64_t count) {
         for (; count > 0 && at_; count--) {
-            if (parts_ == 1) prefetch_far(at_);  // more than the first cache holds
-            else prefetch(at_);
+            prefetch(at_);
             at_ += 64;
-            if (at_ >= stop_) {
-                part_ = part_ + 1 < parts_ ? part_ + 1 : 0;
-                token_ += part_ == 0;
-                open();
-            }
+            if (at_ >= stop_) turn();
         }
     }
 
   private:
+    void turn() {
+        part_ = part_ + 1 < parts_ ? part_ + 1 : 0;
+        if (part_ == 0) token_ += count_;
+        open();
+    }
+
     void open() {
         at_ = token_ < to_ ? next_[token_] : nullptr;
         if (!at_) return;
+        count_ = 1;
+        if (together_ > 1) {
+            const int64_t end = min_of(to_, token_ / together_ * together_ + together_);
+            if (next_[end - 1]) count_ = end - token_;
+        }
         at_ += key_ + part_ * step_;
-        stop_ = at_ + bytes_;
+        stop_ = at_ + count_ * bytes_;
     }
 
     const uint8_t* const* next_;
-    const int64_t key_, step_, bytes_, parts_, to_, lines_;
-    int64_t token_, part_ = 0;
+    const int64_t key_, step_, bytes_, parts_, to_, together_, lines_;
+    int64_t token_, part_ = 0, count_ = 1;
     const uint8_t *at_ = nullptr, *stop_ = nullptr;
 };
 
@@ -84,7 +92,7 @@ alignas(64) static const uint8_t ZEROS[MAX_HEAD_BYTES] = {0};
 
 #if defined(IG_AVX512)
 // 16 rows of 16 units to 16 columns.
-IG_INLINE void transpose16(const uint8_t* const* rows, uint32_t* to) {
+IG_INLINE void transpose16(const uint8_t* const* rows, __m512i* to) {
     __m512i a[16], b[16];
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i]);
     for (int i = 0; i < 16; i += 2) {
@@ -104,10 +112,10 @@ IG_INLINE void transpose16(const uint8_t* const* rows, uint32_t* to) {
         b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
     }
     for (int i = 0; i < 4; i++) {
-        _mm512_storeu_si512(to + (i)*PANEL, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
-        _mm512_storeu_si512(to + (i + 8) * PANEL, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
-        _mm512_storeu_si512(to + (i + 4) * PANEL, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
-        _mm512_storeu_si512(to + (i + 12) * PANEL, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
+        to[i] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88);
+        to[i + 8] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd);
+        to[i + 4] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88);
+        to[i + 12] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd);
     }
 }
 #endif
@@ -121,7 +129,9 @@ static void transpose_units(const uint8_t* const* sources, int64_t offset, int64
         for (int64_t key = 0; key < KEY_TILE; key += 16) {
             const uint8_t* from[16];
             for (int i = 0; i < 16; i++) from[i] = sources[key + i] ? sources[key + i] + offset + done * 4 : ZEROS;
-            transpose16(from, to + done * PANEL + key);
+            __m512i columns[16];
+            transpose16(from, columns);
+            for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + (done + i) * PANEL + key, columns[i]);
             ahead.bring(share);
         }
 #else
@@ -154,12 +164,14 @@ static void pack_keys(const uint8_t* const* sources, int64_t offset, int64_t dim
 }
 
 #if defined(IG_TARGET_AVX512BF16)
+// Which of the numbers of two vectors follow each other once they are paired: the lower half; the upper is 16 further.
+alignas(64) static const uint16_t PAIR_ORDER[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                    8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+
 // bf16 pairs of two tokens, whole vectors of 32 dimensions at a time.
 static void pair_values(const uint8_t* const* sources, int64_t offset, int64_t keys, int64_t dim, Ahead& ahead,
                         uint32_t* to) {
-    alignas(64) static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                                 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i low = _mm512_load_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __m512i low = _mm512_load_si512(PAIR_ORDER), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     const int64_t share = ahead.lines() / keys + 1;
     for (int64_t key = 0; key < keys; key += 2, to += PANEL) {
         const uint8_t* even = sources[key] ? sources[key] + offset : ZEROS;
