@@ -100,6 +100,7 @@ def accept(args: argparse.Namespace) -> int:
     identity = environment.common_identity(code_identity.identify().as_dict(), {})
     review = reviewer_steps.accept(review, key, args.review, identity, independent=args.independent)
     note(f"accepted packet {review.state.issues[-1].body['packet_id']}; your nonce sets the schedule")
+    _say_regime(review)
     return EXIT_OK
 
 
@@ -270,6 +271,26 @@ def _mine(args: argparse.Namespace, *roles: str) -> Any:
     review = folder.read(args.review)
     key, role = folder.my_key(args.key, review.registry, roles)
     return review, key, role
+
+
+def _say_regime(review: Any) -> None:
+    """On another class of hardware: whether this machine's roofs are known, without which nothing will compare."""
+    from counterproof.run import roofline
+    from counterproof_review.packet import layout
+    from counterproof_review.protocol import outcome
+
+    accepted = review.state.accept.body
+    scope = outcome.packet_of(review, accepted["packet_id"]).documents[layout.SCOPE]
+    if accepted["hardware"] == scope["hardware"]:
+        return
+    note(
+        f"the claim was measured on {scope['hardware']}; here it is {accepted['hardware']}: only ratios compare"
+    )
+    if roofline.known(open_store()) is None:
+        note(
+            "before you replay: counterproof doctor --roofline; without this machine's roofs nobody can tell whether "
+            "the same bottleneck binds here, and the verdict can only be NOT_COMPARABLE"
+        )
 
 
 def _check_first(review: Any) -> None:

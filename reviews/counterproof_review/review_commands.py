@@ -9,6 +9,7 @@ from typing import Any
 from counterproof_review import challenge_commands
 from counterproof_review import review_actions as actions
 from counterproof_review.key_commands import parser
+from counterproof_review.review_next import then
 
 _EPILOG = """the steps, in order, and who takes them (R is the folder given with --review):
   steward   counterproof review init R --registry registry.dsse.json
@@ -113,7 +114,7 @@ def _reviewer(which: argparse._SubParsersAction[Any]) -> None:
 def _step(
     which: argparse._SubParsersAction[Any], name: str, summary: str, func: Any
 ) -> argparse.ArgumentParser:
-    made = _plain(which, name, summary, func)
+    made = _plain(which, name, summary, then(func))
     made.add_argument(
         "--review", type=Path, default=Path("review"), metavar="DIR", help="the review's folder"
     )

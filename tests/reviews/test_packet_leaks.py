@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from counterproof.errors import EXIT_INVALID
-from counterproof_review.packet import layout, leaks
+from counterproof_review.packet import documents, layout, leaks
 from counterproof_review.packet.leaks import Lint
 
 # -- planted in a packet ----------------------------------------------------------------------------------
@@ -103,3 +103,18 @@ def test_this_machines_own_names_are_looked_for() -> None:
     host = socket.gethostname()
     if len(host) >= 3:
         assert host in leaks.machine_words()
+
+
+@pytest.mark.parametrize("name", ["claim", "packet", "prereg", "scope", "blocks"])
+def test_a_study_called_like_a_word_of_the_format_is_no_leak(name: str) -> None:
+    known = leaks.vocabulary(documents.own_texts())
+    document = {
+        "claim_id": "0",
+        "packet_id": "1",
+        "blocks": 6,
+        "schema": "replication-prereg/1",
+        "scope": "x",
+    }
+    assert leaks.Lint(frozenset({name}), known).document("PACKET.json", document) == []
+    (leak,) = leaks.Lint(frozenset({"winner"}), known).document("PACKET.json", {"unit": "winner"})
+    assert "names the study" in leak.what

@@ -126,12 +126,16 @@ def _arm_words(arm: str, placed: Mapping[str, Any]) -> str:
     )
 
 
-def _phase(study: StudyData) -> str:
-    metric = str(study.plan["primary"]["metric"])
+def phase_of(metric: str) -> str | None:
+    """The phase that a metric of single requests sees; None for one that sees both."""
     if metric in _BETWEEN:
         return "decode"
-    if metric == "ttft_ms":
-        return "prefill"
+    return "prefill" if metric == "ttft_ms" else None
+
+
+def _phase(study: StudyData) -> str:
+    if own := phase_of(str(study.plan["primary"]["metric"])):
+        return own
     stages = pd.concat([run.stages for run in study.of("baseline")])
     spent = stages[stages["stage"] == "compute"].groupby("phase")["share_ns"].sum()
     return str(spent.idxmax()) if len(spent) else "decode"

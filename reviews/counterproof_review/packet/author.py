@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from counterproof.measure.interval import log_ratios
 from counterproof.measure.load import RunData, StudyData
 from counterproof.measure.metrics import run_value
+from counterproof.measure.slowed import step_times
 from counterproof.record import canonical
 from counterproof.record.schema import REQUESTS
 from counterproof_review.packet import layout, tables
@@ -67,6 +69,21 @@ def write_rows(study: StudyData, opaque: Mapping[str, str], target: Path) -> int
     table = pa.concat_tables(parts)
     tables.write(table, target)
     return int(table.num_rows)
+
+
+def regime(study: StudyData) -> dict[str, str]:
+    """What bound each arm on the author's machine, `{arm: kind}`; empty where its roofs were not known."""
+    path = study.verified.paths.comparison
+    found = canonical.read_json(path).get("bottleneck") if path.is_file() else None
+    return {arm: str(placed["bound_by"]) for arm, placed in ((found or {}).get("arms") or {}).items()}
+
+
+def salt_share(study: StudyData) -> float | None:
+    """The known delay over the median step of the baseline; None where no delay or no step was recorded."""
+    delay_ms = (study.plan["slowed_delay_us"] or 0) / 1000
+    steps = [step_times(run) for run in study.of("baseline")]
+    times = np.concatenate(steps) if steps else np.empty(0)
+    return float(delay_ms / np.median(times)) if delay_ms and times.size and np.median(times) > 0 else None
 
 
 def _factor(plan: Mapping[str, Any]) -> dict[str, Any] | None:

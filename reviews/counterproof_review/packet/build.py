@@ -34,6 +34,7 @@ from counterproof_review.packet import (
     servers,
     signature,
 )
+from counterproof_review.packet import documents as documents_of_format
 from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.labels import PacketKeys
 from counterproof_review.packet.models import ModelLock
@@ -57,6 +58,7 @@ class Built:
     sha256: str
     verification: Verification
     evidence_valid: bool | None  # by the study's own comparison; None before it was compared
+    salt_share: float | None = None  # the known delay over the baseline's median step
 
 
 def build(
@@ -92,7 +94,9 @@ def build(
     else:
         key_path = place / f"{keys.packet_id}.key.json"
         labels.write_keys(key_path, keys)
-    return Built(target, key_path, keys.packet_id, report.root, digest, report, valid)
+    return Built(
+        target, key_path, keys.packet_id, report.root, digest, report, valid, author.salt_share(study)
+    )
 
 
 def _check_study(study: StudyData) -> None:
@@ -130,6 +134,7 @@ def _files(
         files[layout.MANIFEST] = manifest.build(files)
         return files, results["evidence_valid"]
     hidden = sealing.content(results, sealed, _facts(study), sha256_file(scratch / "rows"))
+    hidden["regime"] = author.regime(study)
     document = sealing.sealed_bytes(sealed, hidden)
     files[layout.SEALED] = document
     listed = files[layout.MANIFEST] = manifest.build(files)
@@ -223,7 +228,7 @@ def _refuse_leaks(study: StudyData, documents: Mapping[str, Any]) -> None:
     names = {study.folder.name, str(study.plan["study"])}
     names |= {run.name for run in (*study.runs.values(), *study.equivalence.values())}
     paths = [*documents[layout.ENVIRONMENT_LOCK]["packages"], *study.plan["arms"]["baseline"]["config"]]
-    paths += public.SENTENCES
+    paths += [*public.SENTENCES, *documents_of_format.own_texts()]
     names |= leaks.checkout_words(study.folder) | leaks.checkout_words(Path(__file__).parent)
     lint = leaks.Lint(words=leaks.machine_words() | names, known=leaks.vocabulary(paths))
     found = leaks.scan(lint, documents)

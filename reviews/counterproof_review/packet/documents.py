@@ -7,7 +7,7 @@ must not ignore stands in PACKET.json under `critical`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import NoneType
 from typing import Any
 
@@ -127,6 +127,24 @@ FIELDS: dict[str, Mapping[str, Shape]] = {
     },
     layout.CHALLENGE: {"dimensions": [dict], "budget": Table(_COUNT), "generator": _WORD},
 }
+
+
+def own_texts() -> list[str]:
+    """Names that stand in every packet, whatever it is about: members, schemas, and the keys of documents."""
+    return [*FIELDS, *SCHEMAS.values(), ARM_SCHEMA, PADDED_ARM_SCHEMA, layout.SEALED, *_keys(FIELDS)]
+
+
+def _keys(value: object) -> Iterator[str]:
+    """All keys of nested shapes."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _keys(inner)
+    elif isinstance(value, list):
+        yield from _keys(value[0])
+    elif isinstance(value, Table):
+        yield from _keys(value.value)
+
 
 _SCHEMA = re.compile(rf"{re.escape(layout.SCHEMA_NAME)}/([1-9][0-9]{{0,3}})")
 

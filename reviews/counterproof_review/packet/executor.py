@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from counterproof.errors import CounterproofError, ExecutionError
+from counterproof.measure import bottleneck
 from counterproof.measure.load import RunData
 from counterproof.measure.metrics import run_value
 from counterproof.measure.slowed import step_times
@@ -120,6 +121,7 @@ def _summary(run: RunData, task: dict[str, Any]) -> dict[str, Any]:
         "tokens_computed": run.counters.get("tokens_computed"),
         "output_tokens": int(run.requests["output_tokens"].fillna(0).sum()),
         "step_ms": _median_step(run),
+        "bound_by": _bound_by(run, task),
         "effective_sha256": canonical.sha256_json(run.effective),
     }
 
@@ -128,6 +130,15 @@ def _median_step(run: RunData) -> float | None:
     """Median duration of the target's steps in ms: what an injected delay moves whatever the metric is."""
     times = step_times(run)
     return float(np.median(times)) if times.size else None
+
+
+def _bound_by(run: RunData, task: dict[str, Any]) -> str | None:
+    """What the run was bound by on this machine; None where its roofs are not known or the metric sees both phases."""
+    phase = bottleneck.phase_of(task["metric"])
+    if phase is None or not task.get("roofs"):
+        return None
+    placed = bottleneck.place([run], phase, task["roofs"])
+    return placed.bound_by if placed else None
 
 
 def _requests(done: int, total: int) -> None:

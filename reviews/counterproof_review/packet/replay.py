@@ -15,6 +15,8 @@ from typing import Any
 
 from counterproof.errors import InputError, SetupError
 from counterproof.record import atomic, canonical, code_identity, environment
+from counterproof.record.store import open_store
+from counterproof.run import roofline
 from counterproof.run.targets import registry
 from counterproof_review.packet import (
     agreement,
@@ -186,6 +188,7 @@ def _prepare(
         "statistic": primary["statistic"],
         "arms": configs,
         "environment": identity,
+        "roofs": (roofline.known(open_store()) or {}).get("rates"),
         "runs": schedule.runs(report.root, nonce, blocks, configs),
         "workloads": [_workload(archive, layout.input_path(b), folder) for b in range(blocks)],
         "warmup": _workload(archive, layout.WARMUP, folder),

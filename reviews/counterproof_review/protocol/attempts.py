@@ -15,7 +15,7 @@ from counterproof_review.packet.replay import Options
 
 COMPLETED, CRASHED = "completed", "crashed"
 MAX_REASON = 300
-_PER_RUN = ("arm", "block", "value", "samples", "failed_requests", "output_tokens", "step_ms")
+_PER_RUN = ("arm", "block", "value", "samples", "failed_requests", "output_tokens", "step_ms", "bound_by")
 
 Observation = dict[str, dict[str, Any]]
 """One block as one attempt measured it: opaque arm -> its run."""
@@ -100,7 +100,7 @@ def summary(ends: Sequence[Mapping[str, Any]], arms: Sequence[str]) -> list[dict
 
 def _run(one: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **{name: one[name] for name in _PER_RUN},
+        **{name: one.get(name) for name in _PER_RUN},
         "outputs_sha256": sealing.digest_of(list(one["outputs_sha256"])),
         "effective_sha256": one["effective_sha256"],
         "manifest_sha256": one["manifest_sha256"],

@@ -53,8 +53,7 @@ def assemble(state: State, report: Verification, opened: Mapping[str, Any] | Non
         faults=faults,
         counterexamples=int(state.challenge.body["inside"]) if state.challenge else 0,
         same_hardware=same,
-        # Nothing in a packet tells the regime on another class of hardware, and what is unknown never helps.
-        same_regime=same,
+        same_regime=same or same_regime(found, names, opened),
         extended=_extended(state),
     )
 
@@ -101,6 +100,21 @@ def _differ(found: Sequence[Observation], names: Mapping[str, str]) -> bool:
     """Whether the engine says that it ran the candidate otherwise than the baseline, in every block."""
     candidate, baseline = names["candidate"], names["baseline"]
     return all(one[candidate]["effective_sha256"] != one[baseline]["effective_sha256"] for one in found)
+
+
+def same_regime(found: Sequence[Observation], names: Mapping[str, str], opened: Mapping[str, Any]) -> bool:
+    """Whether each of the two arms was bound by the same here, in more than half of the blocks, as at the author's.
+
+    What is not known on either side never helps.
+    """
+    theirs = opened.get("regime")
+    if not isinstance(theirs, Mapping) or not found:
+        return False
+    for arm in ("baseline", "candidate"):
+        same = sum(one[names[arm]].get("bound_by") == theirs.get(arm) for one in found if theirs.get(arm))
+        if 2 * same <= len(found):
+            return False
+    return True
 
 
 def _opened_faults(report: Verification, opened: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import NoneType
 
+from counterproof.measure import bottleneck
 from counterproof_review.packet import documents, layout
 from counterproof_review.packet.shape import HEX64, OPAQUE, Number, Shape, Table, Text
 from counterproof_review.schema.kinds import Choice, Closed, Const, Either, Open
@@ -78,7 +79,8 @@ SEALED_CONTENT = Open(
         "facts": {"study": str, "experiment": str, "mechanism": str},
         "runs": [{"arm": OPAQUE, "block": _WHOLE, "manifest_sha256": HEX64, "outputs_sha256": HEX64}],
         "rows_sha256": HEX64,
-    }
+    },
+    {"regime": Table(Choice(bottleneck.KINDS))},
 )
 
 # Name of the schema -> (file or files that it describes, shape).

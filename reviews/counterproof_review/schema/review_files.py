@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import NoneType
 
+from counterproof.measure import bottleneck
 from counterproof_review.packet import agreement, layout
 from counterproof_review.packet.shape import HEX64, OPAQUE, Number, Shape, Table, Text
 from counterproof_review.protocol import attempts, author_steps, events, machine, outcome
@@ -35,6 +36,8 @@ _RUN = {
     "effective_sha256": HEX64,
     "manifest_sha256": HEX64,
 }
+# What bound a run: in attempts since it is recorded, and null where the machine's roofs were not measured.
+_SINCE = {"bound_by": Choice(bottleneck.KINDS, null=True)}
 _STATUS = Choice((attempts.COMPLETED, attempts.CRASHED))
 _ATTEMPT = {
     "attempt": _PLACE,
@@ -100,7 +103,7 @@ BODIES: Mapping[str, Shape] = {
         "attempt": _PLACE,
         "status": _STATUS,
         "reason": str,
-        "runs": [{**_RUN, "outputs_sha256": HEX64}],
+        "runs": [Open({**_RUN, "outputs_sha256": HEX64}, _SINCE)],
         "failed_runs": _COUNT,
         "estimates_sha256": Text(r"[0-9a-f]{64}", null=True),
         "hardware": (str, NoneType),
@@ -258,7 +261,7 @@ FILES: Mapping[str, tuple[str, Shape]] = {
     ),
     "attempt": (
         "attempts/<n>/estimates.json",
-        Open({"runs": [{**_RUN, "outputs_sha256": [(str, NoneType)]}], "failed": [_FAILED]}),
+        Open({"runs": [Open({**_RUN, "outputs_sha256": [(str, NoneType)]}, _SINCE)], "failed": [_FAILED]}),
     ),
     "replay": ("replay.json of `packet replay`", REPLAY),
     "public-key": ("what `keys show` prints", Closed(_PUBLIC)),
