@@ -60,6 +60,7 @@ _SEARCHED = {
     "cells_tried": _COUNT,
     "corners_not_tried": _COUNT,
     "says": str,
+    "left_of_scope": list,
     "report_sha256": HEX64,
 }
 _COUNTEREXAMPLES = Open({"searched": bool, "reason": str, "inside": _COUNT, "outside": _COUNT}, _SEARCHED)
