@@ -95,6 +95,12 @@ def parties_module() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def challenge_packet() -> ModuleType:
+    """Packets whose arms run on the model that ships."""
+    return _load("challenge_packet")
+
+
+@pytest.fixture(scope="session")
 def fake_model(support: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return support.fake_model(tmp_path_factory.mktemp("models") / "fake")
 

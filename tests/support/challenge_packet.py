@@ -56,7 +56,9 @@ def study(
 
     def plan(model: Any) -> dict[str, Any]:
         changed = sorted(path for path, value in own.items() if value != defaults[path])
-        return {**plan_of(model), "fan_out": [{"path": path} for path in changed]}
+        found = plan_of(model)
+        found["factor"]["moves"]["effective"] += [path.removeprefix("engine.") for path in changed]
+        return {**found, "fan_out": [{"path": path} for path in changed]}
 
     with mock.patch.object(synthetic, "_config", config), mock.patch.object(synthetic, "plan_of", plan):
         folder: Path = studies.build(store, catalogue.catalogue_folder("tiny"), **fields)
