@@ -84,6 +84,11 @@ def test_the_space_is_cut_to_what_can_be_tried() -> None:
     assert space["prompt_tokens"].high + space["output_tokens"].high <= 512
     assert space["output_tokens"].low == 2  # a time between tokens needs two
     assert {15, 16, 17} <= set(space["prompt_tokens"].boundaries)
+    plain = {name: one.plainest for name, one in space.items()}
+    assert (plain["prompt_tokens"], plain["concurrency"]) == (10, 1)
+    assert declared.inside(
+        SCOPE, {d.name: d.plainest for d in declared.space_of(SCOPE, None, REACH).dimensions}
+    )
     assert space["cache"].choices == ("fresh", "full")
     assert "unicode" in space["entropy"].choices
     small = {d.name: d for d in declared.space_of(SCOPE, None, Reach(512, 1)).dimensions}

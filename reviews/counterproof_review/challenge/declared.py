@@ -60,10 +60,18 @@ def inside(scope: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
 def space_of(scope: Mapping[str, Any], document: Mapping[str, Any] | None, reach: Reach) -> Space:
     """The space that is searched here: the declared one (`document`, None: as it would be declared), within reach.
 
-    Numbers are cut to what the engine takes and the metric needs; a choice that cannot be made here falls away.
+    Numbers are cut to what the engine takes and the metric needs; a choice that cannot be made here falls away. The
+    plainest lengths are the least of the scope, so that what is shrunk ends inside the claim's box if it fails there.
     """
     declared = document or {"schema": SCHEMA, **challenge_space(scope)}
-    return Space(tuple(_within(one, reach) for one in read_space(dict(declared)).dimensions))
+    dimensions = (_within(one, reach) for one in read_space(dict(declared)).dimensions)
+    return Space(tuple(_plain(one, scope) for one in dimensions))
+
+
+def _plain(one: Dimension, scope: Mapping[str, Any]) -> Dimension:
+    if one.name not in ("prompt_tokens", "output_tokens"):
+        return one
+    return replace(one, plain=one.cast(min(scope[one.name])))
 
 
 def _within(one: Dimension, reach: Reach) -> Dimension:

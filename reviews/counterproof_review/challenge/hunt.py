@@ -294,7 +294,9 @@ class _Hunter:
 def _as_far(dimension: Dimension, value: Value, small: Value) -> bool:
     if dimension.kind == "choice":
         return value == small
-    return dimension.share(value) >= dimension.share(small)
+    plain = dimension.share(dimension.plainest)
+    far, near = dimension.share(value) - plain, dimension.share(small) - plain
+    return far * near >= 0 and abs(far) >= abs(near)
 
 
 def _says(confirmed: list[dict[str, Any]], tried: int) -> str:
