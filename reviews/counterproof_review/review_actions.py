@@ -116,6 +116,7 @@ def replay(args: argparse.Namespace) -> int:
         note("the attempt is entered as crashed; it counts")
         raise error
     print(_pairs(review))
+    _say_noise(review)
     return EXIT_OK
 
 
@@ -271,6 +272,20 @@ def _mine(args: argparse.Namespace, *roles: str) -> Any:
     review = folder.read(args.review)
     key, role = folder.my_key(args.key, review.registry, roles)
     return review, key, role
+
+
+def _say_noise(review: Any) -> None:
+    """When the controls can only fail as it stands: that more blocks, or a quieter machine, are needed."""
+    from counterproof_review.protocol import estimates, outcome
+    from counterproof_review.verdict.rule import Rule
+
+    report = outcome.packet_of(review, review.state.issues[-1].body["packet_id"])
+    band = Rule(sesoi=0.0).aa_band
+    if estimates.all_apart(review.state, sorted(report.arms), band):
+        print(
+            f"no two arms agree within {100 * band:g} % yet, although two are equal: as it stands the verdict can only be "
+            "INVALID. Replay once more, on a quiet machine: all blocks of all attempts count together."
+        )
 
 
 def _say_regime(review: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from counterproof.measure.noise import a_a_gate
 from counterproof_review.packet import judgement
 from counterproof_review.protocol import attempts
 from counterproof_review.protocol.machine import State
@@ -19,6 +20,17 @@ def pairs(state: State, arms: Sequence[str]) -> list[dict[str, Any]]:
         {name: value for name, value in row.items() if name != "log_ratios"}
         for row in judgement.pairs(values)
     ]
+
+
+def all_apart(state: State, arms: Sequence[str], band: float) -> bool:
+    """Whether no two arms agree within `band` (a fraction), so that A/A fails whichever two are equal.
+
+    It looks at every pair alike and so tells nothing about which arm is which. False below six blocks.
+    """
+    found = attempts.observations([event.body for event in state.ends], arms)
+    values = {arm: [one[arm]["value"] for one in found] for arm in arms}
+    gates = [a_a_gate(row["log_ratios"], band).passed for row in judgement.pairs(values)]
+    return bool(gates) and all(passed is False for passed in gates)
 
 
 def body(
