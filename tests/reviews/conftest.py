@@ -95,6 +95,13 @@ def parties_module() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def reviewed(support: ModuleType, parties_module: ModuleType, fake_model: Path, tmp_path_factory: Any) -> Any:
+    """A finished review with its parties and its study; read it, never change it."""
+    base = tmp_path_factory.mktemp("reviewed")
+    return _load("whole_review").run(support, parties_module, fake_model, base)
+
+
+@pytest.fixture(scope="session")
 def challenge_packet() -> ModuleType:
     """Packets whose arms run on the model that ships."""
     return _load("challenge_packet")
