@@ -49,7 +49,7 @@ from intaglio.config_identity import fingerprint
 RESULT = Path(__file__).resolve().parent / "results" / "live_rollback.json"
 SCOPE, CONTROL = "live", "control"
 READY_S, STOP_S = 300.0, 60.0
-LOAD = ("workload.requests=4", "workload.prompt_tokens=48", "workload.max_new_tokens=32")
+LOAD = ("workload.max_new_tokens=12", "study.probes=false", "study.reserve_blocks=0")
 
 
 def main() -> int:
@@ -186,9 +186,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--study", help="a study of $COUNTERPROOF_STORE that may be promoted")
     parser.add_argument("--engine", default="tiny", help="without --study: an engine of experiments/engine")
-    parser.add_argument("--rounds", type=int, default=24, help="of probes, before and after; at least 6")
+    parser.add_argument("--rounds", type=int, default=32, help="of probes, before and after; at least 6")
     parser.add_argument("--threads", type=int, default=2, help="requests in flight at a time")
-    parser.add_argument("--probes", type=int, default=4, help="different requests")
+    parser.add_argument("--probes", type=int, default=11, help="different requests")
     parser.add_argument("--answers", type=int, default=20, help="answers of the load from each configuration")
     parser.add_argument("--margin", type=float, help="equivalence band (default: the study's aa_band)")
     return parser.parse_args()

@@ -18,7 +18,10 @@ EQUIVALENT, NOT_SHOWN, DIFFERENT = "equivalent", "not shown", "different"
 
 
 def latency_equivalence(
-    restored: Sequence[Sequence[float]], control: Sequence[Sequence[float]], margin: float
+    restored: Sequence[Sequence[float]],
+    control: Sequence[Sequence[float]],
+    margin: float,
+    what: str = "latency after the rollback",
 ) -> dict[str, Any]:
     """`restored`, `control`: latencies of each round in any one unit; margin: a fraction (0.05 = 5 %).
 
@@ -32,7 +35,7 @@ def latency_equivalence(
         return {**base, "status": NOT_SHOWN, "text": reason}
     edge = math.log1p(margin)
     low, high = math.expm1(found.low), math.expm1(found.high)
-    shown = f"latency after the rollback {100 * low:+.1f} % to {100 * high:+.1f} % of an untouched baseline's (90 %)"
+    shown = f"{what} {100 * low:+.1f} % to {100 * high:+.1f} % of an untouched baseline's (90 %)"
     if -edge < found.low and found.high < edge:
         status, text = EQUIVALENT, f"{shown}, inside ±{100 * margin:g} %"
     elif found.low > edge or found.high < -edge:
