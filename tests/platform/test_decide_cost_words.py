@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from counterproof.decide.answers import cost_went
+from counterproof.decide.report import memory_price
 
 
 def cell(stage: str, resource: str, low: float | None, status: str = "measured") -> dict[str, Any]:
@@ -48,3 +51,21 @@ def test_a_whole_matrix_leaves_nothing_unsaid() -> None:
     assert cost_went(comparison(cell("compute", "time_p50", -1.0)))["text"].endswith(
         "Every cell of the matrix was measured."
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (40 << 20, 21 << 20, "19.00 MiB less than the baseline"),
+        (21 << 20, 40 << 20, "19.00 MiB more than the baseline"),
+        (5, 5, "0 B more than the baseline"),
+    ],
+)
+def test_the_price_in_memory_says_which_way(before: int, after: int, words: str) -> None:
+    arms = {"baseline": {"measured_kv_bytes": [before]}, "candidate": {"measured_kv_bytes": [None, after]}}
+    assert memory_price({"memory": {"arms": arms}}) == words
+
+
+def test_a_price_in_memory_that_was_not_measured_is_not_invented() -> None:
+    arms = {"baseline": {"measured_kv_bytes": [1]}, "candidate": {"measured_kv_bytes": [None]}}
+    assert memory_price({"memory": {"arms": arms}}) == "not measured"

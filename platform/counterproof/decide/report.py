@@ -64,7 +64,7 @@ def render(study: StudyData, comparison: Mapping[str, Any], decision: Mapping[st
         "environment": _environment(study),
         "factor": _factor(study.plan),
         "bottleneck": sentence(bottleneck_of(comparison)),
-        "memory_price": _memory_price(comparison),
+        "memory_price": memory_price(comparison),
         "outlying": _outlying(study.plan, comparison),
         "faults_reason": faults_words.faults_reason(study.plan.get("faults")),
     }
@@ -178,10 +178,12 @@ def _outlying(plan: Mapping[str, Any], comparison: Mapping[str, Any]) -> list[st
     return [f"{arm} in block {blocks[i]}" for arm, v in entry.get("arms", {}).items() for i in v["outliers"]]
 
 
-def _memory_price(comparison: Mapping[str, Any]) -> str:
+def memory_price(comparison: Mapping[str, Any]) -> str:
+    """What the candidate holds at its peak against the baseline, e.g. "16.88 MiB less than the baseline"."""
     arms = comparison["memory"]["arms"]
     measured = [v for v in arms.get("candidate", {}).get("measured_kv_bytes", []) if v is not None]
     if not measured:
         return words.NONE
     before = [v for v in arms["baseline"]["measured_kv_bytes"] if v is not None]
-    return words.byte_words(max(measured) - max(before, default=0))
+    change = max(measured) - max(before, default=0)
+    return f"{words.byte_words(abs(change))} {'less' if change < 0 else 'more'} than the baseline"
