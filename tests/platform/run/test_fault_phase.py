@@ -113,19 +113,6 @@ def test_a_full_pool_of_the_real_engine_preempts_recomputes_and_answers_the_same
     assert run.manifest["counters"]["tokens_recomputed"] == row["tokens_recomputed"]
 
 
-def test_a_killed_server_shows_as_failed_requests_or_a_failed_run_and_its_watcher_is_spared(
-    store: Path, opened: Store, own_machine: None, fixed_code: None
-) -> None:
-    instant = ("target=openai", "server=instant", "engine=tiny", "workload.rate_per_s=40.0")
-    load = ("workload.requests=40", "workload.max_new_tokens=4")
-    bench = Bench(opened.create(), "server_calibration", (*instant, *load), longest_s=0.2)
-    (row,) = suite.run_faults(registry.choose(["kill_server"]), bench)
-    assert row["outcome"] == RECOVERED, row
-    assert row["requests_lost"] > 0
-    kinds = [e["kind"] for e in journal.read(bench.store.study("kill_server").journal).events]
-    assert kinds[-1] == "run_sealed"
-
-
 def test_a_lock_that_a_dead_harness_left_to_its_child_is_waited_for(
     new_study: Callable[..., StudyPaths], monkeypatch: pytest.MonkeyPatch
 ) -> None:
