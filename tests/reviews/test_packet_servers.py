@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from counterproof.errors import InputError
 from counterproof.plan.schema import ServerConfig
 from counterproof.workload import sealed
 from counterproof.workload.sealed import SealedRequest
-from counterproof_review.packet import archive, inputs, layout, manifest, servers
+from counterproof_review.packet import archive, inputs, layout, manifest, offline, servers
 from counterproof_review.packet.reader import Archive
 
 
@@ -59,6 +61,28 @@ def test_the_projects_own_server_settings_can_be_packed(repository: Path) -> Non
         (repository / "experiments" / "server" / "intaglio.yaml").read_text(encoding="utf-8")
     )
     servers.check(plan("http", **own))
+
+
+_TALK = """
+import socket
+from counterproof_review.packet import loopback
+def talk():
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), 5).close()
+        return True
+    except OSError:
+        return False
+print(talk(), loopback.bring_up(), talk())
+"""
+
+
+def test_a_server_is_reached_where_the_network_is_off() -> None:
+    prefix = offline.namespace_prefix()
+    if not prefix:
+        pytest.skip("this machine grants no network namespace")
+    done = subprocess.run([*prefix, sys.executable, "-c", _TALK], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
 
 
 def test_arrival_times_travel_with_the_requests_and_are_their_identity(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from counterproof.errors import CounterproofError, ExecutionError
+from counterproof.errors import CounterproofError, ExecutionError, SetupError
 from counterproof.measure import bottleneck
 from counterproof.measure.load import RunData
 from counterproof.measure.metrics import run_value
@@ -27,7 +27,8 @@ from counterproof.run import assemble, orphan
 from counterproof.run.executor import execute
 from counterproof.run.machine_lock import machine_lock
 from counterproof.run.spec import RunSpec
-from counterproof_review.packet import guard
+from counterproof.run.targets.registry import HTTP
+from counterproof_review.packet import guard, loopback
 from intaglio.config import from_flat
 
 TASK = "task.json"
@@ -42,6 +43,14 @@ def main() -> int:
     if not guard.installed():
         return _fail(ExecutionError("the network guard is not in place, so nothing was run"))
     task = canonical.read_json(folder / TASK)
+    # A server that a run starts is reached over the loopback; everything beyond it stays off.
+    if not loopback.bring_up() and task["target"] == HTTP:
+        return _fail(
+            SetupError(
+                "this packet is of a server's study, and no loopback can be had where the network is off",
+                details=["replay it as a user who may configure a network namespace of their own"],
+            )
+        )
     runs: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     try:
