@@ -14,6 +14,8 @@ from counterproof.run import places
 
 # To be changed with what a line says.
 VERSION = "1"
+# So many that reading them all takes a noticeable time.
+MANY = 200
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -24,7 +26,17 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def rows(store: Store) -> tuple[list[tuple[str, ...]], int]:
     """Every study's line, and how many were made from its files instead of being kept from an earlier call."""
-    return summaries.rows(store, _row, version=VERSION)
+    return summaries.rows(store, _row, version=VERSION, tell=_tell)
+
+
+def keep(paths: StudyPaths) -> None:
+    """Keep the study's line beside it, for the next listing."""
+    summaries.keep(paths, _row, version=VERSION)
+
+
+def _tell(missing: int) -> None:
+    if missing > MANY:
+        console.note(f"looking at {missing} studies for the first time ...")
 
 
 def _list(_args: argparse.Namespace) -> int:

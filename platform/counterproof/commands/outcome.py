@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterproof.commands import console, plugins
+from counterproof.commands import console, listing, plugins
 from counterproof.decide.words import check_words
 from counterproof.errors import EXIT_AGAINST, EXIT_EXECUTION, EXIT_INVALID, EXIT_OK
 from counterproof.record.store import Store, StudyPaths
@@ -33,6 +33,7 @@ def refresh_views(store: Store, paths: StudyPaths) -> None:
 
     for problem in views.refresh(store, paths):
         console.note(f"warning: {problem}")
+    listing.keep(paths)
 
 
 def make_packet(paths: StudyPaths) -> PacketOutcome:

@@ -18,7 +18,7 @@ import pytest
 from counterproof.commands import listing
 from counterproof.record import atomic, duckdb_view, summaries, verify_many, views
 from counterproof.record.journal import Journal
-from counterproof.record.store import Store
+from counterproof.record.store import Store, StudyPaths
 from counterproof.record.verify import verify_study
 
 SUPPORT = Path(__file__).resolve().parents[2] / "support" / "synthetic_store.py"
@@ -104,6 +104,32 @@ def test_kept_lines_that_are_damaged_or_of_another_version_are_made_anew(
     # One changed letter of a kept line shows in the hash over all of them.
     path.write_bytes(path.read_bytes().replace(b"kv_cache", b"kv_cachE", 1))
     assert listing.rows(shelf) == (first, 5)
+
+
+def test_a_line_beside_its_study_serves_the_first_listing_and_no_changed_study(
+    shelf: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = listing.rows(shelf)
+    (shelf.root / summaries.FILE_NAME).unlink()
+    for folder in shelf.study_folders():
+        listing.keep(StudyPaths(folder))
+    assert listing.rows(shelf) == (first, 0)
+    whole = shelf.root / summaries.FILE_NAME
+    whole.unlink()
+    line = shelf.study("scale-00001").folder / summaries.LINE_NAME
+    line.write_bytes(line.read_bytes().replace(b"HOLD", b"PROM"))
+    Journal(shelf.study("scale-00002").journal).append("extended_by_nothing")
+    assert listing.rows(shelf) == (first, 2)
+    # A store that was copied has other files, however equal: they are looked at once.
+    copy = Store(shelf.root.with_name("copy"))
+    shutil.copytree(shelf.root, copy.root)
+    assert listing.rows(copy) == (first, 5)
+    told: list[int] = []
+    whole.unlink()
+    monkeypatch.setattr(summaries, "RACY_NS", 10**18)
+    assert not summaries.keep(StudyPaths(shelf.study_folders()[0]), lambda _: (("x",), True), version="1")
+    summaries.rows(shelf, lambda paths: ((paths.name,), True), version="other", tell=told.append)
+    assert told == [5]
 
 
 def test_a_store_that_cannot_be_written_is_listed_all_the_same(
