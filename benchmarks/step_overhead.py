@@ -1,7 +1,7 @@
 """What one engine step costs beside its kernels: microseconds of Python, with kernels that compute nothing.
 
     python benchmarks/step_overhead.py
-    python benchmarks/step_overhead.py --rows 1 16 64 --context 448 --steps 300 --profile
+    python benchmarks/step_overhead.py --rows 1 16 64 --context 200 --steps 300 --profile
 
 The engine, its scheduler, worker, trace and native decoder are the real ones; only the calls into the kernels (layers,
 head, choice of a token) return at once. Each figure is the median step and the 90th percentile of the steps with all

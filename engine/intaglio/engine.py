@@ -18,6 +18,7 @@ from intaglio.intake.request import Prompt, RequestOutput, SamplingParams, Token
 from intaglio.intake.scheduler import Scheduler
 from intaglio.output.stream import OutputHub
 from intaglio.output.token_stream import TokenStream
+from intaglio.state.block_pools import BlockPools
 from intaglio.state.context_files import ContextFiles
 from intaglio.stepping import Stepper
 from intaglio.telemetry import Telemetry
@@ -227,17 +228,13 @@ class Engine:
         """What is held now. kv_blocks_unaccounted: blocks in use that nobody names, counted while no request is live
         (else 0): a leak or a double free shows as a number and ends nothing."""
         with self._lock:
-            idle = self._pools and not self._scheduler.running and not self._scheduler.waiting
+            pools, running, waiting = self._pools, self._scheduler.running, self._scheduler.waiting
+            idle = pools is not None and not running and not waiting
             return {
-                "running": self._scheduler.running,
-                "waiting": self._scheduler.waiting,
-                "kv_blocks_used": self._pools.occupied if self._pools else 0,
-                "kv_blocks_cached": self._pools.cached if self._pools else 0,
-                "kv_blocks_total": self._pools.total if self._pools else 0,
-                "kv_bytes_used": self._pools.occupied_bytes if self._pools else 0,
-                "kv_blocks_unaccounted": self._pools.unaccounted(self._scheduler.tables())
-                if self._pools and idle
-                else 0,
+                "running": running,
+                "waiting": waiting,
+                **(pools.gauges() if pools else dict.fromkeys(BlockPools.GAUGES, 0)),
+                "kv_blocks_unaccounted": pools.unaccounted(self._scheduler.tables()) if pools and idle else 0,
                 **self._loaded.device_memory(),
             }
 

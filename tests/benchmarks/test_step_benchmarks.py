@@ -34,3 +34,17 @@ def test_step_overhead_takes_the_kernels_out(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["rows", "1", "2"]
     assert all(float(line.split()[2]) > 0 for line in lines[1:])
+
+
+def test_the_examples_of_step_overhead_run_on_the_model_they_name(capsys: pytest.CaptureFixture[str]) -> None:
+    if status.status().library is None:
+        pytest.skip(f"no native kernels: {status.status().reason}")
+    examples = re.findall(
+        r"^    python benchmarks/step_overhead.py ?(.*)$", str(step_overhead.__doc__), re.MULTILINE
+    )
+    assert len(examples) == 2
+    for example in examples:
+        assert step_overhead.main([*example.split(), "--rows", "1"]) == 0
+        row, _, median, *_ = capsys.readouterr().out.splitlines()[-1].split()
+        assert row == "1"
+        assert float(median) > 0

@@ -227,7 +227,7 @@ def test_every_cost_cell_is_a_value_or_says_that_there_is_none(gain: Study) -> N
     frame = frames.cost_table(gain)
     assert list(frame["Stage"]) == ["whole", "input", "state", "compute", "output"]
     cells = frame.drop(columns="Stage").to_numpy().ravel().tolist()
-    assert len(cells) == 30
+    assert len(cells) == 35
     assert all(cell == "not measured" or "→" in cell for cell in cells)
     assert frame.loc[2, "Memory"].startswith("0 B → 1")
     assert set(frame["Time p99"]) == {"not measured"}

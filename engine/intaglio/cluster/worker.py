@@ -39,6 +39,7 @@ class Worker:
     def __init__(self, config: EngineConfig, model_folder: Path, *, known_tokens: int | None = None) -> None:
         self._config = config
         self._device = _device(config)
+        self._on_gpu = self._device.type == "cuda"
         self._threads = threads = config.threads.count or _usable_cores()
         torch.set_num_threads(threads)
         dtype = _TORCH_DTYPES[config.dtype]
@@ -128,10 +129,9 @@ class Worker:
         rows = tuple(row for row in plan.rows if not errors[row.request_id])
         store = self._store if plan.use_cache else None
         try:
-            with torch.inference_mode():
-                logits, events = self._forward(rows, store)
-                computed = time.perf_counter_ns()
-                results = self._choose(rows, logits)
+            logits, events = self._forward(rows, store)
+            computed = time.perf_counter_ns()
+            results = self._choose(rows, logits)
         except (RuntimeError, MemoryError) as error:
             self._finish_moves(plan)
             raise WorkerError(f"step {plan.step} failed in the model: {error}") from error
@@ -159,7 +159,7 @@ class Worker:
 
     def device_memory(self) -> dict[str, int]:
         """Most bytes that torch's allocator had handed out and held since the last call; {} on a CPU, which has none."""
-        if self._device.type != "cuda":
+        if not self._on_gpu:
             return {}
         peaks = {
             "gpu_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
@@ -245,7 +245,7 @@ class Worker:
             if row.sample is not None:
                 picks.append((end - 1, row.sample))
         known = logits
-        if self._known_tokens < logits.shape[1]:
+        if self._known_tokens < self._spec.vocab:
             known = logits[:, : self._known_tokens].contiguous()
         chosen = iter(self._backend.choose(known, picks) if picks else ())
         results: dict[str, RowResult] = {}

@@ -75,15 +75,17 @@ class TorchBackend:
 
     def run(self, rows: Sequence[RowPlan], store: KVStore | None) -> tuple[torch.Tensor, Events]:
         """See Backend.run."""
-        batch = build_batch(rows, store, self._rope, self._device)
-        gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
-        logits = self._graph.run(batch)
+        with torch.inference_mode():
+            batch = build_batch(rows, store, self._rope, self._device)
+            gathers = sum(1 for span in batch.rows if span.run is not None and span.run.index is not None)
+            logits = self._graph.run(batch)
         settle(self._device)
         return logits, ((("kv_gather", str(gathers)),) if gathers else ())
 
     def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
         """See Backend.choose."""
-        return [choose_token(logits[row], spec) for row, spec in picks]
+        with torch.inference_mode():
+            return [choose_token(logits[row], spec) for row, spec in picks]
 
     def adopt(self, store: KVStore) -> None:
         """A store needs nothing."""

@@ -34,6 +34,17 @@ class BlockPools:
         """Blocks that are kept for reuse alone, in the group with most of them."""
         return max(pool.count(BlockState.CACHED) for pool in self.pools)
 
+    GAUGES = ("kv_blocks_used", "kv_blocks_cached", "kv_blocks_total", "kv_bytes_used")
+
+    def gauges(self) -> dict[str, int]:
+        """What is held now by the names of GAUGES: blocks in the group with most of them, bytes in all."""
+        used = cached = size = 0
+        for pool in self.pools:
+            held = pool.occupied
+            used, cached = max(used, held), max(cached, pool.count(BlockState.CACHED))
+            size += held * pool.group.block_bytes
+        return dict(zip(self.GAUGES, (used, cached, self.total, size), strict=True))
+
     @property
     def occupied(self) -> int:
         """Blocks held by somebody, in the fullest group."""

@@ -20,8 +20,10 @@ from intaglio.state.kv_codec import KVCodec, codec_of
 # A row's block table and generations, and its tokens [0, context) to read and [context, end) to write.
 Claim = tuple[Sequence[int], Sequence[int], int, int]
 
-# From this many blocks on arrays check a step's tables faster than a loop.
+# From this many blocks on a step's tables are checked together, and from that many by arrays: numpy's code has to come
+# back from memory in every step, where the kernels have just streamed the weights through the caches.
 _MANY_BLOCKS = 256
+_ARRAY_BLOCKS = 2048
 # Up to this many slots a plain loop is quicker than arrays.
 _FEW_SLOTS = 8
 
@@ -141,11 +143,18 @@ class KVStore:
     def _hold_all(self, rows: Sequence[Claim]) -> bool:
         """Whether every block that holds context of these rows carries its generation."""
         used = [-(-context // self.block_tokens) for _, _, context, _ in rows]
+        if sum(used) < _ARRAY_BLOCKS:
+            return all(self._holds_table(row[0][:count], row[1][:count]) for row, count in zip(rows, used))
         blocks = _joined([row[0][:count] for row, count in zip(rows, used)], np.int32)
         if not len(blocks) or blocks.min() < 0 or blocks.max() >= self.blocks:
             return False
         wanted = _joined([row[1][:count] for row, count in zip(rows, used)], np.int64)
         return bool((self._stamps[blocks] == wanted).all())
+
+    def _holds_table(self, blocks: Sequence[int], generations: Sequence[int]) -> bool:
+        if not blocks or min(blocks) < 0 or max(blocks) >= self.blocks:
+            return False
+        return list(map(self._generations.__getitem__, blocks)) == list(generations)
 
     def slots(self, table: Sequence[int], start: int, end: int) -> list[int]:
         """Slots of positions [start, end) under a block table."""

@@ -32,6 +32,7 @@ def test_every_step_gauges_the_peaks_since_the_last(engine, monkeypatch):
     engine.drain_gauges()
     # Only what is asked of the device changes: the computation stays on the CPU.
     monkeypatch.setattr(worker, "_device", torch.device("cuda:0"))
+    monkeypatch.setattr(worker, "_on_gpu", True)
     engine.generate([[5, 250, 17]], SamplingParams(max_tokens=4, ignore_eos=True))
     seen = [gauges for _, gauges in engine.drain_gauges()]
     assert len(seen) >= 4

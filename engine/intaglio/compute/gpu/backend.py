@@ -59,13 +59,15 @@ class TritonBackend:
         self, rows: Sequence[RowPlan], store: KVStore | None
     ) -> tuple[torch.Tensor, tuple[tuple[str, str], ...]]:
         """See Backend.run. Blocks are read where they lie, so nothing is ever gathered."""
-        logits = self._graph.run(self._decoder.batch(rows, store, self._rope, self._device))
+        with torch.inference_mode():
+            logits = self._graph.run(self._decoder.batch(rows, store, self._rope, self._device))
         settle(self._device)
         return logits, ()
 
     def choose(self, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
         """See Backend.choose."""
-        return [self._choose(logits[row], spec) for row, spec in picks]
+        with torch.inference_mode():
+            return [self._choose(logits[row], spec) for row, spec in picks]
 
     def _choose(self, logits: torch.Tensor, spec: SampleSpec) -> Choice:
         """A token from one row of logits [vocab]; a plain greedy choice costs one transfer of four numbers."""

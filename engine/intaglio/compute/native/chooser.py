@@ -19,7 +19,8 @@ _SEED_MASK = (1 << 64) - 1
 def choose(context: Context, logits: torch.Tensor, picks: Sequence[tuple[int, SampleSpec]]) -> list[Choice]:
     """One choice per (row of logits [rows, vocab], spec): the sampler's own, found in one call for all rows."""
     jobs = (IgChoice * len(picks))()
-    kept = [_fill(job, row, spec, logits.shape[1]) for job, (row, spec) in zip(jobs, picks)]
+    vocab = logits.shape[1]
+    kept = [_fill(job, row, spec, vocab) for job, (row, spec) in zip(jobs, picks)]
     context.choose(logits, jobs)
     return [
         _choice(job, room) if job.token >= 0 else choose_token(logits[row], spec)

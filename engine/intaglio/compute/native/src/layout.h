@@ -19,7 +19,7 @@ constexpr int64_t PANEL = 64;
 constexpr int64_t K_BLOCK_FP32 = 128;
 constexpr int64_t K_BLOCK_PAIRS = 512;
 // Where the sum does not depend on it, with few rows: while such a block is multiplied the next one comes from memory.
-constexpr int64_t K_BLOCK_FRESH = 128;
+constexpr int64_t K_BLOCK_FRESH = 96;
 // Keys are visited in tiles at fixed absolute positions, so that a query's additions depend on its own
 // position alone.
 constexpr int64_t KEY_TILE = 64;
