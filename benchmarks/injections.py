@@ -46,6 +46,7 @@ TINY = ("engine=tiny", "workload.max_new_tokens=24")
 WHOLE = ("study.blocks=1", "study.equivalence_requests=1", "study.probes=false", "study.attempts=50")
 KILLS_A_STUDY = 5
 LATEST_KILL_S = 25.0
+LATEST_STRIKE_S = 1.5
 ENDS_S = 300.0
 
 
@@ -67,20 +68,29 @@ def main() -> int:
 
 
 def inject(store: Store, args: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
-    """So many faults, drawn at random; those of run/faults with a small study each. Stops at the deadline."""
+    """So many faults, drawn at random; those of run/faults with a small study each. Stops at the deadline.
+
+    One that came too late to do anything is kept as a row and drawn again: it is no injection.
+    """
     chance = random.Random(args.seed)
-    bench = Bench(store, args.experiment, TINY, seed=args.seed, longest_s=3.0)
+    bench = Bench(store, args.experiment, TINY, seed=args.seed, longest_s=LATEST_STRIKE_S)
     torment = Torment(store, args.experiment, chance)
     rows: list[dict[str, Any]] = []
     began = time.monotonic()
-    while len(rows) < args.count and time.monotonic() < deadline:
+    while (done := effective(rows)) < args.count and time.monotonic() < deadline:
         name = chance.choice(DRAWN)
         rows += [torment.strike()] if name == KILL_STUDY else suite.run_faults(registry.choose([name]), bench)
-        left = (time.monotonic() - began) / len(rows) * (args.count - len(rows)) / 60
+        done = effective(rows)
+        left = (time.monotonic() - began) / max(1, done) * (args.count - done) / 60
         said = f"{rows[-1]['outcome']}; {rows[-1]['detail']}"
-        print(f"[{len(rows):>2}/{args.count}] {name}: {said} (about {left:.0f} min left)", file=sys.stderr)
+        print(f"[{done:>2}/{args.count}] {name}: {said} (about {left:.0f} min left)", file=sys.stderr)
     rows += torment.finish()
     return rows
+
+
+def effective(rows: list[dict[str, Any]]) -> int:
+    """How many of them did something."""
+    return sum(row["outcome"] != NOT_APPLICABLE for row in rows)
 
 
 class Torment:
@@ -108,7 +118,9 @@ class Torment:
             return self._row(NOT_RECOVERED, f"{self._name}: sealed files changed or gone: {lost[:3]}")
         if ended is not None:
             self._kills = KILLS_A_STUDY
-            return self._row(RECOVERED, f"{self._name} was complete before its kill after {moment:.1f} s")
+            return self._row(
+                NOT_APPLICABLE, f"{self._name} was complete before its kill after {moment:.1f} s"
+            )
         if self._kills == KILLS_A_STUDY:
             return self._complete(moment)
         return self._row(HONEST, f"{self._name} killed {moment:.1f} s after its start, {self._state()}")
@@ -157,7 +169,9 @@ class Torment:
         """Resume without a kill: now it must come to its end, judged."""
         code = self._start(ENDS_S)
         judged = all(path.is_file() for path in (self._paths.comparison, self._paths.decision))
-        if code not in (EXIT_OK, EXIT_INVALID) or not judged or self._lost():
+        # A view that cannot be brought up to date is a loss too, if not of evidence.
+        viewed = judged and journal.read(self._paths.journal).events[-1]["kind"] != "view_failed"
+        if code not in (EXIT_OK, EXIT_INVALID) or not viewed or self._lost():
             return self._row(NOT_RECOVERED, f"{self._name} did not complete (code {code}): {self._tail()}")
         killed = "" if moment is None else f" killed {moment:.1f} s after its start,"
         return self._row(RECOVERED, f"{self._name}{killed} complete and judged, {self._state()}")
@@ -217,8 +231,8 @@ def summary(
     idle = [f"{row['fault']}: {row['detail']}" for row in rows if row["outcome"] == NOT_APPLICABLE]
     changed = sum(row["outputs_identical"] is False for row in rows)
     return {
-        "passed": not (bad or unsaid or changed) and len(rows) >= args.count,
-        "count": len(rows),
+        "passed": not (bad or unsaid or changed) and effective(rows) >= args.count,
+        "count": effective(rows),
         "asked": args.count,
         "seed": args.seed,
         "experiment": args.experiment,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterproof.record import canonical
+from counterproof.record import canonical, mlflow_database
 from counterproof.record.mlflow_text import PARAM_LIMIT, TAG_LIMIT, fitted
 from counterproof.record.store import RunKey, Store
 from counterproof.record.verify import SealedRun, VerifiedStudy
@@ -55,7 +55,7 @@ class Tracker:
         return Tracker(f"sqlite:///{store.mlflow_db}", store.artifacts)
 
     def client(self) -> Any:
-        """A client for exactly this address. The first one on a new database creates its tables."""
+        """A client for exactly this address. The first one on a new database of the store creates its tables."""
         os.environ.update(_ENVIRONMENT)
         for name, value in _LOCAL.items():
             os.environ.setdefault(name, value)
@@ -64,6 +64,8 @@ class Tracker:
         # Importing MLflow sets its levels anew; creating the tables is told line by line otherwise.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        if self.artifacts is not None:
+            mlflow_database.ensure(Path(self.uri.removeprefix("sqlite:///")))
         return MlflowClient(tracking_uri=self.uri)
 
 

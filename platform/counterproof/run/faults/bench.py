@@ -23,8 +23,7 @@ from counterproof.run.register import StudyRequest, register
 from counterproof.run.runner import StudyRunner
 
 DEADLINE_S = 600.0
-# It has the name of the file with the server's samples among its arguments.
-WATCHER = "counterproof.run.targets.http.watch"
+WORKER, WATCHER = "counterproof.run.worker_main", "counterproof.run.targets.http.watch"
 BASELINE = Place(0, "baseline")
 # A study of one place; nothing of it is ever judged.
 SMALL = (
@@ -148,18 +147,27 @@ def read_answers(paths: StudyPaths, place: Place) -> Answers:
     return Answers(tokens, failed, {} if run is None else dict(run.manifest["counters"]))
 
 
-def descendants(pid: int, word: str) -> list[psutil.Process]:
-    """Processes below `pid` whose command line has the word, but for the harness's own watcher of a server."""
-    found = []
+def workers(pid: int) -> list[psutil.Process]:
+    """Measured processes below `pid`."""
+    return [process for process in _below(pid) if any(WORKER in part for part in _command(process))]
+
+
+def servers(pid: int) -> list[psutil.Process]:
+    """What the measured processes below `pid` have started, but for the harness's own watcher: a server and its
+    children, whatever they are called."""
+    found = [process for worker in workers(pid) for process in _below(worker.pid)]
+    return [process for process in found if WATCHER not in _command(process)]
+
+
+def _below(pid: int) -> list[psutil.Process]:
     try:
-        children = psutil.Process(pid).children(recursive=True)
+        return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    for process in children:
-        try:
-            command = process.cmdline()
-            if any(word in part for part in command) and WATCHER not in command:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -14,29 +15,29 @@ import psutil
 from counterproof.record import journal
 from counterproof.record.store import StudyPaths
 from counterproof.record.verify import verify_plan
-from counterproof.run.faults.bench import BASELINE, DEADLINE_S, Bench, Watch, descendants, read_answers
+from counterproof.run.faults.bench import BASELINE, DEADLINE_S, Bench, Watch, read_answers, servers, workers
 from counterproof.run.faults.fault import NOT_APPLICABLE, NOT_RECOVERED, RECOVERED, Outcome
 from counterproof.run.runner import StudyRunner
 
-WORKER, SERVER = "worker_main", "serve"
+Find = Callable[[int], list[psutil.Process]]
 
 
 @dataclass
 class _Killer(Watch):
-    """Kills a process below this one some time after the first message of the run."""
+    """Kills a process below this one some time after the run's first answer: before that a server may not be up."""
 
-    word: str = WORKER
+    find: Find = workers
     after_s: float = 0.0
     struck_s: float | None = None
     lost: int = 0
 
     def requests_done(self, done: int, total: int) -> None:
         super().requests_done(done, total)
-        if self.struck_s is not None:
+        if not done or self.struck_s is not None:
             return
         # Nobody but this callback waits: the measured process works on.
         time.sleep(self.after_s)
-        for process in descendants(os.getpid(), self.word):
+        for process in self.find(os.getpid()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     self.struck_s, self.lost = time.monotonic(), done
@@ -50,7 +51,7 @@ class KillRun:
     what = "the measured process is killed while it works"
 
     def strike(self, bench: Bench) -> Outcome:
-        return _kill_below(bench, self.name, WORKER)
+        return _kill_below(bench, self.name, workers)
 
 
 class KillServer:
@@ -63,12 +64,12 @@ class KillServer:
         paths = bench.study(f"{self.name}-look")
         if verify_plan(paths)[0]["target"] not in ("http", "openai"):
             return Outcome(NOT_APPLICABLE, "the engine runs in the measured process: see kill_run")
-        return _kill_below(bench, self.name, SERVER)
+        return _kill_below(bench, self.name, servers)
 
 
-def _kill_below(bench: Bench, name: str, word: str) -> Outcome:
+def _kill_below(bench: Bench, name: str, find: Find) -> Outcome:
     expected = bench.reference()
-    paths, killer = bench.study(name), _Killer(word=word, after_s=bench.moment_s())
+    paths, killer = bench.study(name), _Killer(find=find, after_s=bench.moment_s())
     answers = bench.run(paths, killer)
     if killer.struck_s is None:
         return Outcome(NOT_APPLICABLE, "the run was over before anything could be killed")

@@ -21,14 +21,19 @@ class ServerFacts:
         self._address = address
         self._headers = headers
         self._server = server
+        self._model = server.model
 
     def model(self) -> str:
-        """The name to send: the configured one, else the first that the server lists. Raises SetupError."""
-        if self._server.model:
-            return self._server.model
+        """The name to send: the configured one, else the first that the server lists. Raises SetupError.
+
+        Asked for once: a server that dies under the load is a failed run, and not one that was set up wrongly.
+        """
+        if self._model:
+            return self._model
         try:
             listed = fetch.get_json(self._address, "/v1/models", self._headers)
-            return str(listed["data"][0]["id"])
+            self._model = str(listed["data"][0]["id"])
+            return self._model
         except (ExecutionError, KeyError, IndexError, TypeError) as error:
             raise SetupError(
                 f"the server does not list its models: {error}",
