@@ -29,12 +29,12 @@ from intaglio.config import parse_overrides
 from intaglio.engine import Engine
 from intaglio.intake.request import SamplingParams
 
-COUNT, DOCUMENT_TOKENS, OWN, NEW, BLOCK = 3, 100, 7, 12, 16
+COUNT, DOCUMENT_TOKENS, OWN, NEW, BLOCK = 3, 100, 7, 40, 16
 STORED = DOCUMENT_TOKENS // BLOCK * BLOCK
 EACH = DOCUMENT_TOKENS + OWN + NEW - 1
 CHUNK = 13
-# Two prompts fit with one block to spare, and both grow by one: one of them has to give way.
-SMALL_POOL = 2 * -(-(DOCUMENT_TOKENS + OWN) // BLOCK) + 1
+# Two prompts fit with three blocks to spare, and each grows by three: one of them has to give way.
+SMALL_POOL = 2 * -(-(DOCUMENT_TOKENS + OWN) // BLOCK) + 3
 PARAMS = SamplingParams(max_tokens=NEW, ignore_eos=True)
 LAST_ID = 500
 
