@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from intaglio.config import parse_overrides
+from intaglio.config import EngineConfig, parse_overrides
 from intaglio.errors import ConfigError, PromptEncodingError, RequestError
 from intaglio.intake.explain_miss import Asked, Explanation, explain
 from intaglio.loading import identity_of
@@ -91,14 +91,11 @@ def _register_explain(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _explain(args: argparse.Namespace, overrides: list[str]) -> int:
     common = [*([] if args.model is None else [f"model={args.model}"]), *overrides]
-    first = _asked(args.first, common, args.chat or args.chat_a, args.system_a, args.tenant_a)
-    second = _asked(
-        args.second,
-        _override(common, args.second_overrides),
-        args.chat or args.chat_b,
-        args.system_b,
-        args.tenant_b,
-    )
+    own = _override(common, args.second_overrides)
+    # Where both leave the choice to the machine it is the same one, whatever it is.
+    settle = len({parse_overrides(tokens).numerics.mode for tokens in (common, own)}) > 1
+    first = _asked(args.first, common, settle, args.chat or args.chat_a, args.system_a, args.tenant_a)
+    second = _asked(args.second, own, settle, args.chat or args.chat_b, args.system_b, args.tenant_b)
     explanation = explain(first, second)
     print(json.dumps(explanation.to_dict()) if args.json else "\n".join(_told(explanation)))
     return 0
@@ -109,16 +106,16 @@ def _override(common: list[str], own: list[str]) -> list[str]:
     return [token for token in common if token.partition("=")[0] not in paths] + own
 
 
-def _asked(given: str, overrides: list[str], chat: bool, system: str | None, tenant: str) -> Asked:
-    """The request as the cache would see it. Raises an IntaglioError that names what cannot be used."""
+def _asked(
+    given: str, overrides: list[str], settle: bool, chat: bool, system: str | None, tenant: str
+) -> Asked:
+    """The request as the cache would see it; settle: whether to find out what mode "auto" is here. Raises an IntaglioError that names what cannot be used."""
     from intaglio.intake.tokenizer import Tokenizer
 
     config = parse_overrides(overrides)
     folder = catalogue.resolve(config.model)
     tokenizer = Tokenizer(folder)
-    identity = identity_of(
-        config, catalogue.fingerprint(folder), config.kv_cache.format, config.numerics.mode
-    )
+    identity = identity_of(config, catalogue.fingerprint(folder), *_resolved(config, settle))
     prompt = _read(given)
     if isinstance(prompt, tuple):
         if chat or system is not None:
@@ -131,6 +128,16 @@ def _asked(given: str, overrides: list[str], chat: bool, system: str | None, ten
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": prompt})
     return Asked(tuple(tokenizer.apply_chat_template(messages)), identity, tokenizer, tenant, prompt)
+
+
+def _resolved(config: EngineConfig, settle: bool) -> tuple[str, str]:
+    """KV format and numerics mode that the configuration stands for, as an engine would report them."""
+    form, mode = config.kv_cache.format, config.numerics.mode
+    if settle and mode == "auto":
+        from intaglio.compute.native.status import available
+
+        mode = "invariant" if config.device == "cpu" and available() else "fast"
+    return (config.dtype if form == "auto" else form), mode
 
 
 def _read(given: str) -> str | tuple[int, ...]:
@@ -192,11 +199,11 @@ def _lines(result: ReplayResult) -> str:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("give a whole number from 1")
-    return value
+    if not text.isascii() or not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}': give a whole number from 1")
+    return int(text)
 
 
 def _capacity(text: str) -> int | None:
+    """A number of blocks, or None for all."""
     return None if text == "all" else _count(text)

@@ -192,3 +192,35 @@ def test_a_models_own_files_nested_too_deep_are_refused(tiny_model, tmp_path, ca
     (model / "config.json").write_bytes(b"[" * 100_000 + b"]" * 100_000)
     assert main(["explain-miss", "a", "b", "--model", str(model)]) == 2
     assert "config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16"])
+def test_what_auto_stands_for_is_no_difference(form, tiny_model, capsys):
+    base = [
+        "explain-miss",
+        STORY,
+        STORY,
+        "--json",
+        f"model={tiny_model}",
+        f"dtype={form}",
+        "kv_cache.block_tokens=4",
+    ]
+    assert main([*base, "--second", f"kv_cache.format={form}"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [cause["kind"] for cause in told["causes"]] == ["last token"] and told["hit_tokens"] > 0
+    other = "bf16" if form == "fp32" else "int8"
+    assert main([*base, "--second", f"kv_cache.format={other}"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["hit_tokens"] == 0 and "kv_format" in str(told["causes"])
+
+
+def test_the_mode_that_auto_takes_here_is_no_difference(tiny_model, capsys):
+    with Engine(parse_overrides([f"model={tiny_model}", "threads.count=1"])) as engine:
+        mode = engine.effective_config()["numerics.mode"]
+    other = {"fast": "invariant", "invariant": "fast"}[mode]
+    base = ["explain-miss", STORY, STORY, "--json", f"model={tiny_model}", "kv_cache.block_tokens=4"]
+    hits = []
+    for second in (mode, other):
+        assert main([*base, "--second", f"numerics.mode={second}"]) == 0
+        hits.append(json.loads(capsys.readouterr().out)["hit_tokens"])
+    assert hits[0] > 0 and hits[1] == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +48,26 @@ class GgufModel:
         architecture = self.metadata("general.architecture")
         if architecture != "llama":
             raise ModelError(f"{path.name} is of architecture '{architecture}'; only llama is supported")
-        self._heads = int(self.metadata("llama.attention.head_count"))
-        self._kv_heads = int(self.metadata("llama.attention.head_count_kv", self._heads))
+        with _reading("the number of heads"):
+            self._heads = int(self.metadata("llama.attention.head_count"))
+            self._kv_heads = int(self.metadata("llama.attention.head_count_kv", self._heads))
 
     def metadata(self, key: str, default: Any = None) -> Any:
         """One metadata value as plain Python. Raises ModelError when it is absent and has no default."""
-        field = self._reader.get_field(key)
-        if field is not None:
-            return field.contents()
+        with _reading(f"'{key}'"):
+            field = self._reader.get_field(key)
+            if field is not None:
+                return field.contents()
         if default is None:
             raise ModelError(f"the GGUF file lacks '{key}'; use another file")
         return default
 
     def config(self) -> dict[str, Any]:
         """The content of config.json (transformers' LlamaConfig)."""
+        with _reading("the configuration"):
+            return self._config()
+
+    def _config(self) -> dict[str, Any]:
         hidden = int(self.metadata("llama.embedding_length"))
         head_dim = int(self.metadata("llama.rope.dimension_count", hidden // self._heads))
         theta = float(self.metadata("llama.rope.freq_base", 10000.0))
@@ -101,13 +108,23 @@ class GgufModel:
                 raise ModelError(
                     f"weight '{tensor.name}' is of type {kind}; use a file of another quantisation"
                 )
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            values = np.ascontiguousarray(values, dtype=np.float32)
-            if part == "attn_q":
-                values = undo_rotary_order(values, self._heads)
-            elif part == "attn_k":
-                values = undo_rotary_order(values, self._kv_heads)
+            with _reading(f"weight '{tensor.name}'"):
+                values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+                values = np.ascontiguousarray(values, dtype=np.float32)
+                if part == "attn_q":
+                    values = undo_rotary_order(values, self._heads)
+                elif part == "attn_k":
+                    values = undo_rotary_order(values, self._kv_heads)
             yield name, values
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever a damaged file makes the reader stumble over is said to be damage of `what`."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, TypeError, LookupError) as error:
+        raise ModelError(f"{what} of the GGUF file is damaged: {error}; fetch it again") from error
 
 
 def hugging_face_name(name: str) -> tuple[str, str]:

@@ -67,10 +67,12 @@ class Scorer:
                 f"a sequence of {len(sequence)} tokens; this scorer reads 1 to {self._longest}",
                 field="window",
             )
-        size = self._chunk if self._blocks else len(sequence)
         self._generation = self._step + 1
-        for start in range(0, len(sequence), size):
-            yield self._run(tuple(sequence[start : start + size]), start)
+        # Without a cache nothing is left for a second piece to continue: all at once, told in the same pieces.
+        whole = None if self._blocks else self._run(tuple(sequence), 0)
+        for start in range(0, len(sequence), self._chunk):
+            piece = slice(start, start + self._chunk)
+            yield self._run(tuple(sequence[piece]), start) if whole is None else whole[piece]
 
     def _reserve(self) -> int:
         if not self._config.kv_cache.enabled:

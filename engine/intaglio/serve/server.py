@@ -33,6 +33,8 @@ _KEEP_ALIVE_S = 75
 
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 takes a free one. Raises ConfigError when the address is not to be had."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port is {port}; give 1 to 65535, or 0 for a free one", field="port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

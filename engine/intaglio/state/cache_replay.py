@@ -95,7 +95,8 @@ def replay(requests: Sequence[TraceRequest], blocks: int | None) -> ReplayResult
     if not references:
         raise TraceError("the trace names no blocks; give one with hash_ids", field="trace")
     unique = len({block for request in requests for block in request.ids})
-    cache = CacheReplay(unique if blocks is None else blocks)
+    # No more blocks than references are ever in use; an id after another predecessor is a block of its own.
+    cache = CacheReplay(references if blocks is None else min(blocks, references))
     hits = [cache.request(request.ids) for request in requests]
     cache.check_integrity()
     ratios = [min(1.0, hit * BLOCK_TOKENS / request.tokens) for hit, request in zip(hits, requests)]

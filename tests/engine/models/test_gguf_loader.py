@@ -114,3 +114,23 @@ def test_damaged_files_are_refused(small_gguf, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ModelError):
             dict(GgufModel(path).tensors())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_damaged_file_is_a_model_error_wherever_the_damage_is(small_gguf, tmp_path):
+    """One byte changed in the header and the metadata, and files cut short: read as ever, or a ModelError."""
+    whole, draw = small_gguf.path.read_bytes(), np.random.default_rng(5)
+    start = int(GgufModel(small_gguf.path)._reader.data_offset)
+    refused = 0
+    for _ in range(400):
+        changed = bytearray(whole)
+        changed[draw.integers(start)] ^= 1 << draw.integers(8)
+        path = tmp_path / "damaged.gguf"
+        path.write_bytes(changed)
+        try:
+            model = GgufModel(path)
+            model.config()
+            list(model.tensors())
+        except ModelError:
+            refused += 1
+    assert refused > 100

@@ -122,3 +122,23 @@ def test_a_trace_without_blocks_or_a_capacity_without_room_is_refused(tmp_path: 
     for blocks in ("0", "-3", "many"):
         with pytest.raises(SystemExit):
             main(["simulate-cache", str(tmp_path), "--blocks", blocks])
+
+
+def test_room_for_everything_is_room_for_every_block_after_every_other() -> None:
+    trace = [TraceRequest(ids, 1024) for ids in ((1, 2), (2, 1), (1, 2), (2, 1))]
+    found = replay(trace, None)
+    assert (found.hits, found.evictions) == (4, 0)
+
+
+def test_a_pool_larger_than_the_trace_costs_no_more_than_the_trace() -> None:
+    trace = made_trace(50)
+    found = replay(trace, 10**12)
+    assert (found.blocks, found.hits, found.evictions) == (10**12, replay(trace, None).hits, 0)
+
+
+@pytest.mark.parametrize("given", ["1.5", "0", "-3", "many", "1_0", ""])
+def test_a_capacity_that_is_no_number_is_named(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate-cache", "trace.jsonl", f"--blocks={given}"])
+    assert ended.value.code == 2
+    assert f"'{given}': give a whole number from 1" in capsys.readouterr().err

@@ -168,3 +168,17 @@ def test_bad_input_is_one_line(tiny_model: Path, capsys: Capture, options: list[
     assert out == ""
     assert err.startswith("intaglio: error: ")
     assert words in err.splitlines()[-1]
+
+
+def test_a_side_without_a_cache_is_read_in_the_same_pieces(
+    tiny_model: Path, sequences: list[list[int]]
+) -> None:
+    config = configure(tiny_model, "dtype=fp32", "numerics.mode=fast")
+    without = configure(tiny_model, "dtype=fp32", "numerics.mode=fast", "kv_cache.enabled=false")
+    longest = max(map(len, sequences))
+    with Scorer(config, longest=longest, chunk=7) as one, Scorer(without, longest=longest, chunk=7) as other:
+        for sequence in sequences:
+            pieces = list(zip(one.score(sequence), other.score(sequence), strict=True))
+            assert len(pieces) == -(-len(sequence) // 7)
+            for cached, plain in pieces:
+                np.testing.assert_allclose(cached, plain, atol=1e-4)

@@ -19,7 +19,9 @@ import pytest
 from intaglio.cli import main
 from intaglio.config import parse_overrides
 from intaglio.engine import Engine
+from intaglio.errors import ConfigError
 from intaglio.intake.request import SamplingParams
+from intaglio.serve.server import bind
 
 DEADLINE_S = 120
 FIRST, SECOND = "first-key-0001", "second-key-0002"
@@ -222,3 +224,10 @@ def test_an_empty_key_in_the_environment_does_not_open_the_server(
     monkeypatch.setenv("INTAGLIO_API_KEY", "")
     assert main(["serve", "--port", "0"]) == 2
     assert "API key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+def test_a_port_that_does_not_exist_is_refused_and_not_taken_modulo(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"port is {port}; give 1 to 65535") as refused:
+        bind("127.0.0.1", port)
+    assert refused.value.field == "port"

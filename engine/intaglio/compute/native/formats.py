@@ -1,7 +1,7 @@
 """Weight formats of the native kernels, and dense weights into them.
 
-int8 holds a scale per output; q8_0 and q4_1 are GGUF's blocks of 32 inputs, quantised by the gguf package (or taken
-from a GGUF file as they are). Only weights are quantised, activations never.
+int8 holds a scale per output; q8_0 and q4_1 are GGUF's blocks of 32 inputs, quantised by the gguf package: weights that
+were decoded from such blocks of a GGUF file become the same blocks again, value for value. Only weights are quantised, activations never.
 """
 
 from __future__ import annotations
