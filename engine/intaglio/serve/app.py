@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -126,6 +127,11 @@ async def _guarded(
     except ClientDisconnect:
         service.metrics.departed()
         return Response(status_code=499)
+    except asyncio.CancelledError:
+        # A server that ends waits no longer for the rest of a body, but still says so.
+        if not service.draining:
+            raise
+        return ApiError(503, "the server ends; the request had not arrived", code="draining").response()
     except Exception:
         _log.exception("a request failed")
         return ApiError(500, "the server failed on this request", code="internal").response()

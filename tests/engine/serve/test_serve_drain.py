@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -234,3 +235,20 @@ def test_following_goes_on_after_a_configuration_that_fails_in_an_unforeseen_way
             assert service.current.config.scheduler.max_running == 16
 
     asyncio.run(go())
+
+
+def test_half_a_body_at_the_end_of_the_server_gets_a_typed_answer(
+    serve: Serve, web: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("intaglio.serve.server._FLUSH_S", 1)
+    service = serve()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+    with web.running(service) as (server, url):
+        address = (httpx.URL(url).host, httpx.URL(url).port)
+        with socket.create_connection(address, timeout=30) as half:
+            half.sendall(head + b'{"prompt"')
+            asyncio.run(web.until(lambda: service.http_requests == 1))
+            server.stop()
+            answer = b"".join(iter(lambda: half.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 503"), answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "draining"

@@ -85,7 +85,10 @@ def load(
     decoder = NativeDecoder(spec, load_model(context, folder, spec, dtype, weight_format), context, kv_dtype)
     if not _proven(decoder):
         context.close()
-        return None, f"{state.path} changed bits with the chunk on this model"
+        return (
+            None,
+            f"{state.path} changed bits with the chunk on this model, or gave no finite numbers (damaged weights)",
+        )
     drop_code()
     held = "" if weight_format == "auto" else f"/{weight_format}"
     return NativeBackend(decoder, f"invariant/cpu/{state.path}{held}"), ""
