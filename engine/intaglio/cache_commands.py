@@ -120,6 +120,9 @@ def _asked(
     if isinstance(prompt, tuple):
         if chat or system is not None:
             raise RequestError("a prompt of token ids takes no chat template", field="prompt")
+        known = tokenizer.known_tokens
+        if wrong := [token for token in prompt if not 0 <= token < known]:
+            raise RequestError(f"{given}: token {wrong[0]}; ids go from 0 to {known - 1}", field="prompt")
         return Asked(prompt, identity, tokenizer, tenant)
     if system is not None and not chat:
         raise RequestError("a system message needs the chat template; add --chat", field="system")

@@ -209,10 +209,10 @@ def _parse_scalar(path: str, text: str) -> Scalar:
             return text.lower() == "true"
         raise ConfigError(f"{path} must be true or false, not '{text}'", field=path)
     if int in allowed:
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"{path} must be a whole number, not '{text}'", field=path) from None
+        # int() would also take 1_0 and the digits of other scripts.
+        if re.fullmatch("[+-]?[0-9]{1,18}", text) is None:
+            raise ConfigError(f"{path} must be a whole number, not '{text}'", field=path)
+        return int(text)
     if float in allowed:
         try:
             return float(text)

@@ -123,6 +123,8 @@ def test_a_dash_reads_standard_input(
         (["--prompt", "x", "foo.bar=1"], "unknown configuration path 'foo.bar'"),
         (["--prompt", "x", "+dtype=fp32"], "not of the form path=value"),
         (["--prompt", "x", "scheduler.token_budget=16.0"], "must be a whole number"),
+        (["--prompt", "x", "scheduler.token_budget=1_6"], "must be a whole number"),
+        (["--prompt", "x", "scheduler.token_budget=٣٢"], "must be a whole number"),
         (["--prompt", "x", "model=other"], "model is given twice"),
         (["--prompt", "x", "disaggregation.enabled=true"], "not available in this version"),
         (["--prompt", "x", "kv_cache.blocks=1", "kv_cache.block_tokens=1"], "can never fit"),

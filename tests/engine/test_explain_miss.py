@@ -224,3 +224,10 @@ def test_the_mode_that_auto_takes_here_is_no_difference(tiny_model, capsys):
         assert main([*base, "--second", f"numerics.mode={second}"]) == 0
         hits.append(json.loads(capsys.readouterr().out)["hit_tokens"])
     assert hits[0] > 0 and hits[1] == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, 9_999_999])
+def test_token_ids_that_the_model_does_not_have_are_named(wrong, tiny_model, tmp_path, capsys):
+    (tmp_path / "ids.json").write_text(json.dumps([5, wrong, 7]))
+    assert main(["explain-miss", str(tmp_path / "ids.json"), STORY, f"model={tiny_model}"]) == 2
+    assert f"token {wrong}; ids go from 0 to 511" in capsys.readouterr().err
