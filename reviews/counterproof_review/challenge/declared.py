@@ -68,6 +68,19 @@ def space_of(scope: Mapping[str, Any], document: Mapping[str, Any] | None, reach
     return Space(tuple(_plain(one, scope) for one in dimensions))
 
 
+def box_of(scope: Mapping[str, Any], space: Space) -> Space | None:
+    """The part of `space` that lies in the box of the claim: only there does a failure cut it. None: no part of it."""
+    dimensions = []
+    for one in space.dimensions:
+        if one.name in _SIDES:
+            low, high = _side(scope, one.name)
+            one = replace(one, low=max(one.low, low), high=min(one.high, high))
+        if one.low > one.high:
+            return None
+        dimensions.append(one)
+    return Space(tuple(dimensions))
+
+
 def _plain(one: Dimension, scope: Mapping[str, Any]) -> Dimension:
     if one.name not in ("prompt_tokens", "output_tokens"):
         return one

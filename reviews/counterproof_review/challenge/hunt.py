@@ -163,6 +163,7 @@ class _Hunter:
             self._budget,
             self._options.seed,
             self._told,
+            box=declared.box_of(self._scope, self._space),
             confirm=self._fresh,
             more=self._more,
         )

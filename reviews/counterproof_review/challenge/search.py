@@ -5,12 +5,11 @@ chance alone most searches would "find" something: with 200 cells of 3 blocks, 6
 everywhere, 94 % do. A flip therefore counts only when fresh runs, which nothing was chosen by, confirm it: the upper
 one-sided 95 % bound of the gain lies below 0, by Holm over all cells that were confirmed. Wrong outputs need no
 statistics, but a fresh run that shows them again. Where the fresh runs hold a second baseline, a loss has to exceed
-what the two baselines differ by, too. "None found in N cells" never means that none exists.
+what the two baselines differ by, too. Cells in the box of the claim are confirmed first. "None found in N cells" never means that none exists.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from scipy import stats
 
 from counterproof.measure.holm import holm
 from counterproof.measure.noise import floor_log
+from counterproof_review.challenge import cells
 from counterproof_review.challenge.space import Cell, Space, Value
 
 ALPHA = 0.05
@@ -90,17 +90,23 @@ class Search:
     space: Space
     budget: Budget
     seed: int
+    box: Space | None = None
     tried: list[Tried] = field(default_factory=list)
     confirmed: list[Confirmed] = field(default_factory=list)
     planned_corners: int = 0
     planned_cells: int = 0
     nominated: int = 0
+    nominated_inside: int = 0
     blocks_run: int = 0
 
     @property
     def flips(self) -> list[Confirmed]:
         """Cells that overturn the claim."""
         return [one for one in self.confirmed if one.flip]
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether a cell lies in what the claim is about."""
+        return self.box is None or self.box.holds(cell)
 
     def report(self) -> dict[str, Any]:
         """Cells tried, confirmed and not tried, as plain data."""
@@ -109,11 +115,15 @@ class Search:
             "seed": self.seed,
             "cells_tried": len(self.tried),
             "by_phase": {phase: sum(t.phase == phase for t in self.tried) for phase in PHASES},
+            "cells_inside": sum(self.holds(t.cell) for t in self.tried),
             "cells_planned": self.planned_cells,
             "corners_not_tried": self.planned_corners - corners,
             "cells_without_value": sum(not t.outcome.gains for t in self.tried),
             "nominated": self.nominated,
+            "nominated_inside": self.nominated_inside,
             "nominated_not_confirmed": self.nominated - len(self.confirmed),
+            "nominated_inside_not_confirmed": self.nominated_inside
+            - sum(self.holds(one.cell) for one in self.confirmed),
             "blocks_run": self.blocks_run,
             "worst": [
                 {
@@ -154,58 +164,32 @@ def search(
     seed: int,
     tell: Callable[[int, int, str], None] = lambda _done, _total, _what: None,
     *,
+    box: Space | None = None,
     confirm: Probe | None = None,
     more: Callable[[str], bool] = lambda _phase: True,
 ) -> Search:
     """Search `space` within `budget`. `seed` comes from the reviewer; `tell(done, total, what)` reports progress.
 
+    box      the part of the space that the claim is about, whose cells are confirmed first; None: all of it
     confirm  measures what was nominated, in runs that share nothing with the probes; `probe` itself where None
     more     asked before each measurement of a phase: whether there is time for another
     """
-    found = Search(space, budget, seed)
+    found = Search(space, budget, seed, box)
     rng = np.random.default_rng([seed, 0])
-    first = _first_cells(space, budget, rng, found)
+    first = cells.first(space, box, budget.cells - int(budget.cells * budget.refine_share), rng)
+    found.planned_corners = math.prod(len(d.ends()) for d in space.dimensions)
     found.planned_cells = len(first)
     for cell, phase in first:
         if not more(phase):
             break
         _try(found, probe, cell, phase, tell)
     while found.tried and len(found.tried) < budget.cells and more("refine"):
-        near = _refined(space, found.tried, rng)
+        near = _refined(found, rng)
         if near is None:
             break
         _try(found, probe, near, "refine", tell)
     _confirm(found, confirm or probe, tell, more)
     return found
-
-
-def _first_cells(
-    space: Space, budget: Budget, rng: np.random.Generator, found: Search
-) -> list[tuple[Cell, str]]:
-    """Corners and boundary cells in random order, at most half of what is not kept for refinement, and Sobol's.
-
-    They take turns, so that a search that has to stop early has tried some of each.
-    """
-    corners = list(space.corners())
-    found.planned_corners = len(corners)
-    refine = int(budget.cells * budget.refine_share)
-    room = budget.cells - refine
-    corner_cells = [(corners[i], "corner") for i in rng.permutation(len(corners))]
-    boundary = [(cell, "boundary") for cell in space.boundary_cells()]
-    boundary = [boundary[i] for i in rng.permutation(len(boundary))]
-    some = boundary[: room // 3]
-    corner_cells = corner_cells[: max(0, room // 2 - len(some))]
-    left = room - len(some) - len(corner_cells)
-    sobol = [(cell, "sobol") for cell in space.sobol(left, int(rng.integers(1 << 31)))]
-    turns = itertools.zip_longest(some, corner_cells, sobol)
-    return _distinct([one for turn in turns for one in turn if one is not None])
-
-
-def _distinct(cells: Sequence[tuple[Cell, str]]) -> list[tuple[Cell, str]]:
-    seen: dict[tuple[tuple[str, Value], ...], tuple[Cell, str]] = {}
-    for cell, phase in cells:
-        seen.setdefault(tuple(cell.items()), (cell, phase))
-    return list(seen.values())
 
 
 def _try(found: Search, probe: Probe, cell: Cell, phase: str, tell: Callable[[int, int, str], None]) -> None:
@@ -220,27 +204,34 @@ def _badness(tried: Tried) -> tuple[int, float]:
     return -tried.outcome.wrong, tried.outcome.mean
 
 
-def _refined(space: Space, tried: Sequence[Tried], rng: np.random.Generator) -> Cell | None:
-    """A neighbour of one of the worst cells, nearer the longer the search goes on; None when all are known."""
-    known = {tuple(t.cell.items()) for t in tried}
-    worst = sorted(tried, key=_badness)[: max(1, len(tried) // 8)]
-    for attempt in range(64):
-        start = worst[int(rng.integers(len(worst)))].cell
-        width = 0.25 * 0.97**attempt
-        steps = rng.normal(0.0, width, len(space.dimensions)) * (rng.random(len(space.dimensions)) < 0.5)
-        cell = space.near(start, steps.tolist())
-        if tuple(cell.items()) not in known:
-            return cell
-    return None
+def _is_bad(tried: Tried) -> bool:
+    return tried.outcome.wrong > 0 or tried.outcome.mean < 0.0
+
+
+def _refined(found: Search, rng: np.random.Generator) -> Cell | None:
+    """In turn the point of the box nearest to one of the bad cells outside, and a neighbour of one of the worst."""
+    ranked = sorted(found.tried, key=_badness)
+    known = {cells.key(t.cell) for t in found.tried}
+    if found.box is not None and sum(t.phase == "refine" for t in found.tried) % 2 == 0:
+        inner = cells.pulled_in(found.box, (t.cell for t in ranked if _is_bad(t)), known)
+        if inner is not None:
+            return inner
+    worst = [t.cell for t in ranked[: max(1, len(ranked) // 8)]]
+    return cells.neighbour(found.space, found.box, worst, known, rng)
 
 
 def _confirm(
     found: Search, probe: Probe, tell: Callable[[int, int, str], None], more: Callable[[str], bool]
 ) -> None:
-    """Measure the worst cells afresh and decide over all of them together."""
+    """Measure the worst cells afresh and decide over all of them together.
+
+    Those inside the box of the claim come first, since only they can cut it; those outside get what is left.
+    """
     budget = found.budget
-    nominated = [t for t in sorted(found.tried, key=_badness) if t.outcome.wrong or t.outcome.mean < 0.0]
+    ranked = sorted(filter(_is_bad, found.tried), key=_badness)
+    nominated = sorted(ranked, key=lambda t: not found.holds(t.cell))
     found.nominated = len(nominated)
+    found.nominated_inside = sum(found.holds(t.cell) for t in nominated)
     fresh: list[tuple[Cell, Outcome]] = []
     for number, tried in enumerate(nominated[: budget.confirm]):
         if not more("confirm"):

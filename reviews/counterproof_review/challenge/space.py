@@ -67,6 +67,12 @@ class Dimension:
             return math.log(float(value) / self.low) / math.log(self.high / self.low)
         return (float(value) - self.low) / (self.high - self.low)
 
+    def holds(self, value: Value) -> bool:
+        """Whether a value lies between the bounds, or is one of the choices."""
+        if self.kind == "choice":
+            return value in self.choices
+        return self.low <= float(value) <= self.high
+
     def cast(self, number: float) -> Value:
         """A number as this axis holds it, inside its bounds."""
         inside = min(max(number, self.low), self.high)
@@ -103,6 +109,17 @@ class Space:
             {d.name: d.at(float(share)) for d, share in zip(self.dimensions, point, strict=True)}
             for point in points
         ]
+
+    def holds(self, cell: Mapping[str, Value]) -> bool:
+        """Whether a cell lies in this space."""
+        return all(d.holds(cell[d.name]) for d in self.dimensions)
+
+    def nearest(self, cell: Mapping[str, Value]) -> Cell:
+        """The cell of this space with every number of `cell` moved inside; choices stay."""
+        return {
+            d.name: cell[d.name] if d.kind == "choice" else d.cast(float(cell[d.name]))
+            for d in self.dimensions
+        }
 
     def near(self, cell: Mapping[str, Value], shares: Sequence[float]) -> Cell:
         """The cell moved by `shares` of each axis. A choice moves where the share passes a third of the axis."""

@@ -92,7 +92,8 @@ def _facts(report: Mapping[str, Any]) -> list[str]:
     found = [
         f"- claim: {claim['statistic']} of {claim['metric']}, {claim['better']} is better"
         + (", outputs unchanged" if claim["lossless"] else ""),
-        f"- {report['cells_tried']} cells tried ({tried}), {len(report['confirmed'])} measured afresh",
+        f"- {report['cells_tried']} cells tried ({tried}), {report['cells_inside']} of them inside the scope; "
+        f"{len(report['confirmed'])} measured afresh, those inside first",
         f"- {report['seconds']:.0f} s of measuring, {report['minutes']:g} min allowed; {counts['loads']} loads, "
         f"{counts['requests']} requests on warm engines",
         f"- seed {report['seed']}; packet root {report['root']}",
@@ -114,7 +115,10 @@ def _not_tried(report: Mapping[str, Any]) -> list[str]:
     if left > 0:
         found.append(f"{left} cells that were planned, for want of time")
     if report["nominated_not_confirmed"]:
-        found.append(f"{report['nominated_not_confirmed']} nominated cells were not measured afresh")
+        found.append(
+            f"{report['nominated_not_confirmed']} nominated cells were not measured afresh, "
+            f"{report['nominated_inside_not_confirmed']} of them inside the scope"
+        )
     if report["cells_without_value"]:
         found.append(f"{report['cells_without_value']} cells gave no value of the metric")
     return found + list(report["out_of_reach"])
