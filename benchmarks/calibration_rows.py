@@ -42,7 +42,7 @@ def row_of(
         "ci_low": _less_one(primary["ci_low"]),
         "ci_high": _less_one(primary["ci_high"]),
         "floor": primary["noise_floor"],
-        "mde": primary["mde"],
+        **{name: primary[name] for name in ("mde", "a_a_passes", "mde_given_a_a", "mde_words")},
         "blocks": len(comparison["blocks"]),
         "extended": len(comparison["extensions"]),
         "valid": comparison["valid"],
@@ -93,7 +93,8 @@ def checks(rows: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, Any]]
             [row["study"] for row in rows if row["kind"] == "slow20" and row["outcome"] != FOUND],
         ),
         _check(
-            "5 % is found, or inconclusive with the smallest detectable effect beside it",
+            "5 % is found, or inconclusive with the smallest detectable effect beside it (or, where A/A lets too few "
+            "studies pass for any, the one given that it passes)",
             [row["study"] for row in rows if row["kind"] == "slow5" and not _honest(row)],
         ),
     ]
@@ -104,7 +105,7 @@ def planted_right(row: Mapping[str, Any]) -> bool:
     wanted, planted = KINDS[row["kind"]], row["planted"]
     if planted is None:
         return False
-    return planted <= AA_SHARE if wanted is None else abs(planted / wanted - 1) <= DRIFT
+    return bool(planted <= AA_SHARE if wanted is None else abs(planted / wanted - 1) <= DRIFT)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -118,14 +119,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         outcome = f"{row['outcome']} ({row['decision']}{', ' + ', '.join(row['refuted']) if row['refuted'] else ''})"
         lines.append(
             f"{row['study']:<12}{_percent(row['planted']):>9}{_percent(row['effect']):>9}  {interval:<20}"
-            f"{_percent(row['floor'], signed=False):>7}{_percent(row['mde'], signed=False):>8}{row['blocks']:>7}"
-            f"  {outcome}"
+            f"{_percent(row['floor'], signed=False):>7}{_detectable(row):>8}{row['blocks']:>7}  {outcome}"
+        )
+    if any(row["mde"] is None and row["mde_given_a_a"] is not None for row in rows):
+        lines.append(
+            "* A/A lets too few such studies pass for an 80 % power; detected with it given that A/A passes"
         )
     return "\n".join(lines)
 
 
 def _honest(row: Mapping[str, Any]) -> bool:
-    return row["outcome"] == FOUND or (row["outcome"] in (INCONCLUSIVE, INVALID) and row["mde"] is not None)
+    told = row["mde"] is not None or (row["a_a_passes"] is not None and row["mde_given_a_a"] is not None)
+    return row["outcome"] == FOUND or (row["outcome"] in (INCONCLUSIVE, INVALID) and told)
+
+
+def _detectable(row: Mapping[str, Any]) -> str:
+    if row["mde"] is None and row["mde_given_a_a"] is not None:
+        return f"{_percent(row['mde_given_a_a'], signed=False)}*"
+    return _percent(row["mde"], signed=False)
 
 
 def _check(name: str, studies: list[str], allowed: int = 0) -> dict[str, Any]:

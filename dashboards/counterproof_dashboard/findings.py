@@ -38,6 +38,7 @@ class Effect:
     value: float | None = None
     margin: float | None = None
     mde: float | None = None
+    mde_words: str = ""
     difference: float | None = None
     requests: int | None = None
 
@@ -127,6 +128,7 @@ def _effects(study: Study, arm: str) -> Iterator[Effect]:
             value=arm_value(entry, arm),
             margin=margin,
             mde=number(entry.get("mde")),
+            mde_words=text(entry.get("mde_words")),
             difference=number(get(effect, "difference", "mean")),
             requests=_total(get(entry, "arms", arm, "n")),
         )

@@ -95,7 +95,9 @@ def metric_table(study: Study) -> pd.DataFrame:
             "ratio": ratio(effect.ratio),
             "interval": interval(effect.ci_low, effect.ci_high),
             "floor": percent(effect.floor),
-            "mde": percent(effect.mde),
+            "mde": percent(effect.mde)
+            if effect.mde is not None
+            else visible(effect.mde_words or NOT_RECORDED),
             "verdict": visible(effect.verdict or NOT_RECORDED),
             "why": visible(effect.reason),
         }

@@ -145,7 +145,8 @@ def metrics(study: Study) -> None:
             "Noise floor", help="What two equal arms of this study can show"
         ),
         "mde": st.column_config.TextColumn(
-            "Detectable", help="Smallest improvement that this study would have claimed"
+            "Detectable",
+            help="Smallest improvement that such a study claims with 80 % power, or why there is none",
         ),
         "verdict": "Verdict",
         "why": "Why",

@@ -32,6 +32,7 @@ def records(
         "validity": [{"check": "a_a", "passed": True, "detail": ""}],
     }
     primary = {"metric": "tpot_ms", "ratio": 1 + delay_us / STEP_US, "ci_low": 0.99, "ci_high": 1.3}
+    primary |= {"a_a_passes": 0.98, "mde_given_a_a": 0.039, "mde_words": "by the whole rule"}
     rails = [
         {"metric": "tpot_ms", "statistic": "p50", "kind": "sampled", "status": rail, "e_fired": False},
         {"metric": "outputs", "statistic": "identical", "kind": "exact", "status": "PASS"},
@@ -104,11 +105,15 @@ def test_every_check_names_the_studies_that_break_it() -> None:
     by_name["aa-02"]["harmed"] = ["ttft_ms p50"]
     by_name["slow20-02"]["outcome"] = "inconclusive"
     by_name["slow5-01"]["outcome"] = "no effect"
-    by_name["slow5-02"].update(outcome="inconclusive", mde=None)
+    by_name["slow5-02"].update(outcome="inconclusive", mde=None, mde_given_a_a=None)
     assert sorted(chain(*failed(rows).values())) == ["aa-01", "aa-02", "slow20-02", "slow5-01", "slow5-02"]
     assert len(failed(rows)) == 3
     by_name["slow5-02"].update(mde=0.08)
     assert "slow5-02" not in chain(*failed(rows).values())
+    by_name["slow5-02"].update(mde=None, mde_given_a_a=0.112, a_a_passes=0.4)
+    assert "slow5-02" not in chain(*failed(rows).values())
+    lines = table(rows).splitlines()
+    assert " 11.2 %*" in lines[6] and "*" not in lines[5] and "given that A/A passes" in lines[-1]
     assert "5 % slower" in failed(rows[:-1])["2 studies of every kind"]
 
 

@@ -57,6 +57,17 @@ def test_registered_metrics_come_first_and_none_is_lost(gain: Study) -> None:
     assert {(e.metric, e.statistic) for e in found if e.role == GUARDRAIL} == registered
 
 
+def test_an_effect_that_nothing_detects_has_words_in_the_table(gain: Study) -> None:
+    copy = changed(gain)
+    entry = copy.comparison["metrics"]["tpot_ms"]
+    first = frames.metric_table(copy)["mde"][0]
+    assert float(first.split()[0]) == pytest.approx(100 * entry["mde"], rel=0.05)
+    entry |= {"mde": None, "mde_words": "no effect is detected with 80 % power"}
+    assert frames.metric_table(copy)["mde"][0] == "no effect is detected with 80 % power"
+    del entry["mde_words"]
+    assert frames.metric_table(copy)["mde"][0] == "not recorded"
+
+
 def effect(**fields: Any) -> Effect:
     base: dict[str, Any] = {
         "metric": "ttft_ms", "statistic": "p50", "unit": "ms", "better": "lower", "role": GUARDRAIL, "ratio": 1.0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from counterproof.measure.effects import effect
 from counterproof.measure.holm import holm
 from counterproof.measure.interval import log_ratios, t_interval, t_p_value
-from counterproof.measure.mde import mde_log
+from counterproof.measure.mde import CompleteRule
 from counterproof.measure.noise import a_a_gate, floor_log
 from counterproof.measure.signflip import sign_flip_p
 
@@ -37,7 +36,7 @@ def test_no_interval_from_too_few_or_missing_blocks(values: list[float | None]) 
     assert t_p_value(values) is None
     assert floor_log(values) is None
     assert a_a_gate(values, 0.05).passed is None
-    assert mde_log(values, D) is None
+    assert CompleteRule(6).detectable(values, D).passes is None
 
 
 def test_log_ratios_refuse_what_has_no_logarithm() -> None:
@@ -132,11 +131,9 @@ def test_interval_covers_the_truth() -> None:
 
 
 def test_minimum_detectable_effect_is_that_of_the_complete_rule() -> None:
-    started = time.perf_counter()
     values = studies(0.02, 1)[0]
     scaled = [v / v.std(ddof=1) * 0.02 for v in values]
-    smallest = mde_log(scaled[0].tolist(), scaled[1].tolist(), seed=3)
-    assert time.perf_counter() - started < 2.0
+    smallest = CompleteRule(6, seed=3).detectable(scaled[0].tolist(), scaled[1].tolist()).log
     assert smallest is not None
     detected = [rule(c, a) for c, a in studies(0.02, 800, smallest)]
     assert 0.75 <= sum(detected) / 800 <= 0.86
@@ -146,5 +143,7 @@ def test_minimum_detectable_effect_is_that_of_the_complete_rule() -> None:
 
 def test_no_effect_is_detectable_where_the_gate_refuses_most_studies() -> None:
     wild = (np.array([1.0, -1.0, 0.8, -0.9, 1.1, -1.0]) * 0.2).tolist()
-    assert mde_log(wild, wild) is None
-    assert mde_log([0.0] * 6, [0.0] * 6) == 0.0
+    refused = CompleteRule(6).detectable(wild, wild)
+    assert refused.log is None
+    assert refused.passes is not None and refused.passes < 0.01
+    assert CompleteRule(6).detectable([0.0] * 6, [0.0] * 6).log == 0.0

@@ -192,6 +192,19 @@ def test_every_kind_of_study_can_be_reported(
         assert not re.search(r"\b(nan|inf|None)\b", text), re.search(r".{40}\b(nan|inf|None)\b.{40}", text)
 
 
+def test_where_nothing_is_detectable_the_page_says_what_stops_it(
+    build_study: Callable[..., Path], reports: tuple[str, str]
+) -> None:
+    """Four per cent of noise between runs: A/A is too wide to judge in most such studies."""
+    for text in map(html.unescape, judge(build_study(**SMALL, run_sd=0.04))):
+        said = re.search(r"A/A lets ([\d.]+) % of 8,000 simulated studies with this noise pass", text)
+        assert said and 0 < float(said[1]) < 50
+        given = re.search(r"none \(([\d.]+) % if A/A passes\)", text)
+        assert given and f"given that it passes, {given[1]} % is detected with 80 % power" in text
+    for text in reports:
+        assert re.search(r"by the whole rule, 80 % power, 6 blocks; A/A lets [\d.]+ % of", text)
+
+
 def test_a_changed_record_has_no_report(build_study: Callable[..., Path]) -> None:
     folder = build_study(**SMALL)
     judge(folder)

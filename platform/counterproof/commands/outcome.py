@@ -101,6 +101,7 @@ def summary(paths: StudyPaths, found: Judgement, packet: PacketOutcome | None) -
 def _effect(
     plan: dict[str, Any], comparison: Mapping[str, Any], decision: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
+    from counterproof.decide.words import detectable
     from counterproof.measure.compare import primary_key  # slow to import
 
     entry = comparison["metrics"].get(primary_key(plan))
@@ -126,6 +127,7 @@ def _effect(
     return [
         ("effect", text),
         ("noise floor", noise),
+        ("detectable", f"{detectable(entry)} ({entry.get('mde_words') or 'without a reason'})"),
         ("verdict", f"{verdict}{f': {reason}' if reason else ''}"),
     ]
 

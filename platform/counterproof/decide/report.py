@@ -101,6 +101,7 @@ def _template(name: str, *, escape: bool) -> jinja2.Template:
         "ratio_words": words.ratio_words,
         "check_words": words.check_words,
         "companion_words": words.companion_words,
+        "detectable": words.detectable,
     }
     return environment.get_template(name)
 

@@ -82,7 +82,7 @@ def judge_primary(plan: Mapping[str, Any], comparison: Mapping[str, Any]) -> dic
         "sesoi": registered["sesoi"],
         **{name: effect.get(name) for name in ("ratio", "ci_low", "ci_high", "k", "p_value", "sign_flip_p")},
         "noise_floor": entry.get("noise_floor"),
-        "mde": entry.get("mde"),
+        **{name: entry.get(name) for name in ("mde", "a_a_passes", "mde_given_a_a", "mde_words")},
         "least_gain": None if least is None else math.expm1(least),
         "most_gain": None if most is None else math.expm1(most),
         "above_sesoi": least is not None and least > math.log1p(float(registered["sesoi"])),

@@ -122,6 +122,16 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return NONE if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{digits}f} %"
 
 
+def detectable(entry: Mapping[str, Any]) -> str:
+    """The smallest detectable effect of a metric; where no effect is detected, what is, given that A/A passes."""
+    if entry.get("mde") is not None:
+        return percent(entry["mde"], 2)
+    if entry.get("a_a_passes") is None:
+        return NONE
+    given = entry.get("mde_given_a_a")
+    return "none" if given is None else f"none ({percent(given, 2)} if A/A passes)"
+
+
 def ratio_words(ratio: float | None, low: float | None, high: float | None) -> str:
     """E.g. "0.493 [0.481, 0.505]"; without an interval the point says so."""
     if ratio is None:

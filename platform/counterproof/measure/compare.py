@@ -8,6 +8,7 @@ from typing import Any
 from counterproof.measure.abnormal import abnormal_table, check_abnormal
 from counterproof.measure.bottleneck import judge_bottleneck
 from counterproof.measure.cost import cost_matrix
+from counterproof.measure.detectable import add_detectable, rule_of
 from counterproof.measure.device_memory import METRICS as OF_DEVICE
 from counterproof.measure.device_memory import on_device
 from counterproof.measure.divergence import diverge
@@ -25,7 +26,7 @@ from counterproof.measure.scope import scope_of
 from counterproof.measure.setup import METRICS as OF_SETUP
 from counterproof.measure.setup import has_setup
 from counterproof.measure.stages import waterfall
-from counterproof.measure.table import Family, metric_entry
+from counterproof.measure.table import ALPHA, Family, metric_entry
 from counterproof.measure.validity import check_validity, closed, is_valid
 from counterproof.plan.reserve import EXTENDED
 
@@ -113,6 +114,7 @@ def _metrics(study: StudyData) -> dict[str, Any]:
     wanted += [pair for pair in registered if pair[0] in METRICS and pair not in wanted]
     family = Family.of(plan)
     entries = {metric_key(plan, name, s): metric_entry(study, name, s, family) for name, s in wanted}
+    add_detectable(entries, primary_key(plan), rule_of(plan, ALPHA / family.size))
     exact = [
         (str(g["metric"]), str(g["statistic"])) for g in plan.get("guardrails", []) if g["kind"] == "exact"
     ]

@@ -1,4 +1,4 @@
-"""One metric's entry in the comparison: per-block values, effects, noise floor, smallest effect, verdict."""
+"""One metric's entry in the comparison: per-block values, effects, noise floor, verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from counterproof.measure.effects import effect
 from counterproof.measure.holm import holm
 from counterproof.measure.latency import COLUMNS
 from counterproof.measure.load import RunData, StudyData
-from counterproof.measure.mde import mde_log
 from counterproof.measure.metrics import METRICS, run_samples, run_value, summarise
 from counterproof.measure.noise import a_a_gate, floor_log
 from counterproof.measure.percentile import PERCENTILES, order_interval
@@ -26,7 +25,6 @@ class Family:
 
     size: int
     band: float
-    seed: int
 
     @staticmethod
     def of(plan: dict[str, Any]) -> Family:
@@ -35,7 +33,7 @@ class Family:
         }
         primary = plan["primary"]
         sampled.add((primary["metric"], primary["statistic"]))
-        return Family(len(sampled), float(plan.get("aa_band", 0.05)), int(plan.get("seed", 0)))
+        return Family(len(sampled), float(plan.get("aa_band", 0.05)))
 
     def adjust(self, entries: dict[str, Any], judged: set[str], exact: set[str]) -> None:
         """Holm over the keys that are `judged` by interval, then every entry's verdict.
@@ -61,9 +59,8 @@ def metric_entry(study: StudyData, metric: str, statistic: str, family: Family) 
         for arm, value in arms.items()
         if arm != "baseline"
     }
-    again, candidate = effects["again"]["d"], effects.get("candidate", {}).get("d", [])
+    again = effects["again"]["d"]
     floor = floor_log(again)
-    smallest = mde_log(candidate, again, alpha=ALPHA / family.size, band=family.band, seed=family.seed)
     gate = a_a_gate(again, family.band)
     return {
         "metric": metric,
@@ -74,15 +71,8 @@ def metric_entry(study: StudyData, metric: str, statistic: str, family: Family) 
         "effects": effects,
         "noise_floor": None if floor is None else math.expm1(floor),
         "noise_floor_log": floor,
-        "mde": None if smallest is None else _relative(smallest, spec.better),
-        "mde_log": smallest,
         "a_a": {"passed": gate.passed, "detail": gate.detail},
     }
-
-
-def _relative(log_effect: float, better: str) -> float:
-    """An improvement of `log_effect` as a fraction: 0.1 = 10 % lower (or higher, where higher is better)."""
-    return math.expm1(log_effect) if better == "higher" else -math.expm1(-log_effect)
 
 
 def _arm(runs: list[RunData], metric: str, statistic: str) -> dict[str, Any]:
