@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from intaglio import __version__, cache_commands, roofline_command
+from intaglio.compute import resident
 from intaglio.compute.native import build
 from intaglio.config import EngineConfig, parse_overrides
 from intaglio.engine import Engine
@@ -203,7 +204,8 @@ class _Stats:
         self.failure = str(event.error) if event.error else ""
 
     def line(self, engine: Engine, params: SamplingParams) -> str:
-        """One line: tokens, time to first token, time per output token (not defined below two), why it ended."""
+        """One line: tokens, time to first token, time per output token (not defined below two), why it ended, and the
+        most memory that the process took."""
         output = engine.output(self.request_id)
         parts = [f"prompt {len(output.prompt_token_ids)} tokens", f"output {len(output.token_ids)} tokens"]
         if self.times:
@@ -215,6 +217,8 @@ class _Stats:
         parts.append(f"finish {output.finish_reason}")
         if params.temperature > 0:
             parts.append(f"seed {output.seed}")
+        if (peak := resident.peak()) is not None:
+            parts.append(f"peak memory {peak / 2**20:.0f} MiB")
         return ", ".join(parts)
 
 

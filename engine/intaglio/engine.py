@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from intaglio import assembly, config_corner, config_sabotage, loading
+from intaglio.compute import resident
 from intaglio.config import EngineConfig, Scalar
 from intaglio.contexts import Capture, Contexts, Host
 from intaglio.errors import ConfigError, DuplicateRequestError, IntaglioError, RequestError
@@ -78,6 +79,8 @@ class Engine:
         self.contexts = self._make_contexts()
         for fields in assembly.fallbacks(config, self._loaded):
             self._telemetry.event("fallback", **fields)
+        if loaded is None:
+            resident.settle()
 
     def __enter__(self) -> Engine:
         return self

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from intaglio import threads
+from intaglio.compute import resident
 from intaglio.config import EngineConfig, Scalar, flatten
 from intaglio.errors import ConfigError, WorkerError
 from intaglio.intake.step_plan import StepPlan, StepResult
@@ -88,12 +89,11 @@ def load(config: EngineConfig) -> Loaded:
     from intaglio.models import catalogue
 
     folder: Path = catalogue.resolve(config.model)
+    tokenizer = Tokenizer(folder)  # before torch, which then takes the memory that parsing its file has left
     in_force = threads.apply(config.threads)
     from intaglio.cluster.runner import Runner
-    from intaglio.compute.resident import drop_code
 
-    drop_code()  # before the model comes: importing touches far more of the libraries than computing
-    tokenizer = Tokenizer(folder)
+    resident.settle()  # before the model comes: importing touches far more of the libraries than computing
     counted = replace(config, threads=replace(config.threads, count=in_force.count))
     runner = Runner(counted, folder, known_tokens=tokenizer.known_tokens)
     facts = ModelFacts.read(runner.describe())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,9 @@ def test_the_text_alone_goes_to_standard_output(
     assert out == expect(PROMPT, max_tokens=20)
     assert "output 20 tokens" in err
     assert all(word in err for word in ("TTFT", "TPOT", "finish length", "prompt "))
+    if Path("/proc/self/status").exists():
+        (peak,) = re.findall(r"peak memory (\d+) MiB", err)
+        assert 50 < int(peak) < 100_000
     assert len(err.strip().splitlines()) == 1
 
 

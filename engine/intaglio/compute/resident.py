@@ -11,13 +11,14 @@ import ctypes
 import functools
 import mmap
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _DONTNEED = 4
 _MAPS = "/proc/self/maps"
 _SMAPS = "/proc/self/smaps"
+_STATUS = "/proc/self/status"
 
 
 @dataclass(slots=True)
@@ -43,15 +44,40 @@ def drop_code() -> int:
     return dropped
 
 
-def drop_mapped(address: int, nbytes: int) -> int:
-    """Drop whole pages of a read-only view into a mapped file. Returns the bytes given up; 0 if it is not one."""
-    for one in _mappings(_MAPS):
-        if one.start <= address < one.end:
-            if not one.path.startswith("/") or address + nbytes > one.end:
-                return 0
-            page = mmap.PAGESIZE
-            return _advise(-(-address // page) * page, (address + nbytes) // page * page)
-    return 0
+def settle() -> int:
+    """Give back what building something took and using it does not: freed memory of the heap, and code (drop_code).
+
+    Returns the bytes of code given up. What is used after all comes back page by page.
+    """
+    trim = _libc("malloc_trim", ctypes.c_size_t)
+    if trim is not None:
+        trim(0)
+    return drop_code()
+
+
+def peak() -> int | None:
+    """Most bytes that this process has had in memory at once so far; None on a system without /proc."""
+    try:
+        lines = Path(_STATUS).read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    kib = next(found, None)
+    return None if kib is None else int(kib) * 1024
+
+
+def mapped(spans: Sequence[tuple[int, int]]) -> tuple[bool, ...]:
+    """Which spans of memory (address, bytes) lie within one mapped file each. It stays so until that is unmapped."""
+    files = [(one.start, one.end) for one in _mappings(_MAPS) if one.path.startswith("/")]
+    return tuple(
+        any(start <= address and address + nbytes <= end for start, end in files) for address, nbytes in spans
+    )
+
+
+def drop(address: int, nbytes: int) -> int:
+    """Drop the whole pages of a read-only span that is `mapped`. Returns the bytes given up."""
+    page = mmap.PAGESIZE
+    return _advise(-(-address // page) * page, (address + nbytes) // page * page)
 
 
 def _mappings(source: str) -> Iterator[_Mapping]:
@@ -76,17 +102,20 @@ def _mappings(source: str) -> Iterator[_Mapping]:
 
 
 def _advise(start: int, end: int) -> int:
-    call = _madvise()
+    call = _libc("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if call is None or end <= start or call(start, end - start, _DONTNEED) != 0:
         return 0
     return end - start
 
 
 @functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
+def _libc(name: str, *arguments: type) -> Callable[..., int] | None:
+    """A function of Linux' C library that returns an int; None elsewhere, or where it has none of that name."""
     if not sys.platform.startswith("linux"):
         return None
-    call = ctypes.CDLL(None).madvise
-    call.restype, call.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    checked: Callable[[int, int, int], int] = call
+    call = getattr(ctypes.CDLL(None), name, None)
+    if call is None:
+        return None
+    call.restype, call.argtypes = ctypes.c_int, list(arguments)
+    checked: Callable[..., int] = call
     return checked

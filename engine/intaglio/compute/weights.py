@@ -18,14 +18,12 @@ from safetensors import SafetensorError, safe_open
 from intaglio.compute.layers import LayerRows, LayerWeights, Layout, Linear, ModelWeights
 from intaglio.compute.packing import pack
 from intaglio.compute.spec import ModelSpec
-from intaglio.compute.stack import Stack, drop_read
+from intaglio.compute.stack import Stack, copy_rows
 from intaglio.errors import ModelError
 from intaglio.models.catalogue import weight_files
 
 # What a cast to the model's dtype keeps the meaning of. Integers and 8-bit floats carry scales of their own.
 STORED_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-
-_COPY_ROWS = 4096
 
 
 def load_weights(
@@ -216,10 +214,7 @@ class _Loader:
     def dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         source = self._reader.tensor(name, shape)
         target = torch.empty(shape, dtype=self._dtype, device=self._device)
-        for start in range(0, shape[0], _COPY_ROWS):
-            part = source[start : start + _COPY_ROWS]
-            target[start : start + _COPY_ROWS].copy_(part)
-            drop_read(part)
+        copy_rows(target, source)
         self._count(target)
         return target
 
@@ -236,7 +231,7 @@ class _Loader:
         by_output = weight.t() if columns else weight
         start = 0
         for source, out in zip(sources, outs, strict=True):
-            by_output[start : start + out].copy_(source)
+            copy_rows(by_output[start : start + out], source)
             start += out
         self._count(weight)
         if self.layout is Layout.PACKED:

@@ -18,6 +18,8 @@ from intaglio.state.kv_store import KVStore
 
 # A block so long that every position of an uncached row lies in the first one.
 _ENDLESS = 1 << 40
+# Rotary angles that are there from the start: the first requests need neither the time nor the library's code for them.
+_FIRST_POSITIONS = 1024
 
 
 class NativeDecoder:
@@ -29,6 +31,7 @@ class NativeDecoder:
         self.context = context
         self._kv_dtype = kv_dtype
         self._rope = RopeTable(spec, torch.device("cpu"))
+        self._rope.tables(min(spec.max_positions, _FIRST_POSITIONS))
         self._addresses = _Addresses(kv_dtype)
 
     def run(
