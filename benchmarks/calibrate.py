@@ -3,6 +3,10 @@
     make calibrate                                     twelve of each kind, about 30 minutes on two quiet cores
     python -m benchmarks.calibrate --each 2            fewer of each
     python -m benchmarks.calibrate --each 2 --fresh    begin again, whatever an earlier call has finished
+    taskset -c 0 python -m benchmarks.calibrate --part 1/2 &
+    taskset -c 1 python -m benchmarks.calibrate --part 2/2; wait; make calibrate
+                                                       on two cores side by side, then the checks; give each part a
+                                                       COUNTERPROOF_MACHINE_LOCK of its own, or they wait for each other
 
 Every study is one of `experiments/planted_delay.yaml` on the tiny model: registered, run in blocks of four arms with
 fresh processes, probed, compared and decided by the functions behind `counterproof run`. The candidate's engine waits
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import sys
@@ -121,11 +126,20 @@ def studies(each: int) -> Iterator[tuple[str, str, int]]:
             yield f"{kind}-{number + 1:02d}", kind, SEED + len(KINDS) * number + place
 
 
-def calibrate(store: Store, each: int, bar: Bar) -> list[dict[str, Any]]:
-    """Run what is missing. Returns the row of every study. Raises what a study raises."""
+def part_of(text: str) -> tuple[int, int]:
+    """`K/N` as (K, N). Raises InputError unless 1 <= K <= N."""
+    found = re.fullmatch(r"([0-9]{1,3})/([0-9]{1,3})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"--part must be K/N with K from 1 to N, such as 1/2, not {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def calibrate(store: Store, each: int, bar: Bar, part: tuple[int, int] = (1, 1)) -> list[dict[str, Any]]:
+    """Run what is missing of a part (K, N): every N-th study, from the K-th on. Returns the part's rows, one a study.
+    Raises what a study raises."""
     rows: list[dict[str, Any]] = []
     step_us: float | None = None
-    for name, kind, seed in studies(each):
+    for name, kind, seed in list(studies(each))[part[0] - 1 :: part[1]]:
         bar.name = name
         paths = StudyPaths(store.studies / name)
         finished = is_finished(paths)
@@ -164,7 +178,7 @@ def is_finished(paths: StudyPaths) -> bool:
 def pilot_step_us(store: Store, bar: Bar) -> float:
     """Microseconds of a step, by the baseline of a short exploratory study: of a request that runs alone, a token
     is a step. Raises InputError when it was not measured."""
-    name = f"pilot-{sum(folder.name.startswith('pilot') for folder in store.study_folders()) + 1}"
+    name = f"pilot-{time.time_ns()}"  # parts that run side by side must not meet
     paths = register(store, StudyRequest(EXPERIMENT, PILOT, (), name, exploratory=True))
     bar.name = name
     carry_out(paths, bar)
@@ -209,22 +223,30 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--each", type=int, default=EACH, help=f"studies of each kind (default: {EACH})")
     parser.add_argument("--fresh", action="store_true", help="remove what is finished and begin again")
+    parser.add_argument(
+        "--part", default="1/1", metavar="K/N", help="only every N-th study from the K-th on; no checks"
+    )
     parser.add_argument("--result", type=Path, default=RESULT, metavar="FILE", help=f"default: {RESULT.name}")
     args = parser.parse_args(argv)
     try:
         if args.each < 1:
             raise InputError(f"--each must be at least 1, not {args.each}")
+        part = part_of(args.part)
         code = code_identity.identify()
         refuse_dirty(code.dirty_files)
         store = place_of(args.fresh, code)
-        with Bar(len(KINDS) * args.each) as bar:
-            rows = calibrate(store, args.each, bar)
+        with Bar(len(range(part[0] - 1, len(KINDS) * args.each, part[1]))) as bar:
+            rows = calibrate(store, args.each, bar, part)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return EXIT_INTERRUPTED
     except CounterproofError as error:
         print("\n  ".join([f"error: {error}", *error.details]), file=sys.stderr)
         return error.exit_code
+    print(table(rows))
+    if part[1] > 1:
+        print("the checks come with the whole: run this without --part once every part is done")
+        return 0
     found = checks(rows, args.each)
     result = {
         "finished_utc": now_utc(),
@@ -236,7 +258,6 @@ def main(argv: list[str] | None = None) -> int:
         "studies": rows,
     }
     args.result.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(table(rows))
     for check in found:
         listed = f": {', '.join(check['studies'])}" if check["studies"] else ""
         print(f"{'holds ' if check['passed'] else 'FAILED'}  {check['check']}{listed}")
