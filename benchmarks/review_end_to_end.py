@@ -57,7 +57,7 @@ BURST_S = 15.0
 ENGINE = "engine/intaglio/engine.py"
 DELAY = "delay_us=config.inject.step_delay_us"
 DEAF = "delay_us=0"
-DAWDLING = DELAY + " + (0 if config.kv_cache.enabled else 2_000)"
+DAWDLING = DELAY + " + (0 if config.kv_cache.enabled else 4_000)"
 FALSE_CLAIM = ("primary.metric=ttft_ms", "primary.statistic=p50")
 # One thread: the steps of such small work vary by less than a hundredth with one and by a tenth with two. Invariant: a
 # review wants the same tokens with and without a cache, which the rounding of the fast mode does not give at near ties.
@@ -69,12 +69,17 @@ ALWAYS = (
     "study.probe_requests=3",
 )
 # The model, what its prompts and answers are to be, and nothing else: the rest is the experiment's own.
-# Models whose steps take a tenth of a millisecond answer at length: what a client does between two requests, and what a
-# gauge misses at their ends, stays little beside a request.
-LONG = ("workload.prompt_tokens=240", "workload.max_new_tokens=120", "study.slowed_delay_us=500")
+# Models of tenths of a millisecond a token: long prompts in fp32, so that what a client does between two requests stays
+# little beside a first token, and answers long enough for what a gauge misses at a request's ends.
+SMALL = (
+    "engine.dtype=fp32",
+    "workload.prompt_tokens=420",
+    "workload.max_new_tokens=60",
+    "study.slowed_delay_us=2000",
+)
 SIZES: dict[str, tuple[str, ...]] = {
-    "tiny": LONG,
-    "stories260k": LONG,
+    "tiny": SMALL,
+    "stories260k": SMALL,
     "smollm2-135m": ("workload.max_new_tokens=8",),
 }
 _ROW = re.compile(r"^\W*([0-9a-f]{8})\W+([0-9a-f]{8})\W.*?([+-][0-9.]+) %", re.MULTILINE)
