@@ -28,7 +28,7 @@ from intaglio.config import EngineConfig, from_flat
 from intaglio.errors import ConfigError
 
 PROGRESS_FD = 3
-PROGRESS_NS = 250_000_000
+PROGRESS_NS = 2_000_000_000  # seldom: a tenth of a millisecond between two requests, which wait for it
 RAW = "raw"
 
 
@@ -74,7 +74,7 @@ class Reporter:
             return
 
     def count(self, done: int) -> None:
-        """So many requests are done; told at most four times a second, so as not to wake the harness often."""
+        """So many requests are done; told every two seconds at most: waking the harness holds up the next request."""
         now = time.perf_counter_ns()
         if now - self._told_ns >= PROGRESS_NS:
             self._told_ns = now
