@@ -73,8 +73,8 @@ ALWAYS = (
 # little beside a first token, and answers long enough for what a gauge misses at a request's ends.
 SMALL = (
     "engine.dtype=fp32",
-    "workload.prompt_tokens=420",
-    "workload.max_new_tokens=60",
+    "workload.prompt_tokens=480",
+    "workload.max_new_tokens=30",
     "study.slowed_delay_us=2000",
 )
 SIZES: dict[str, tuple[str, ...]] = {
