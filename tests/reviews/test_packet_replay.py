@@ -284,6 +284,13 @@ def test_other_surroundings_are_listed_and_forbid_absolute_numbers(replayed: Any
     base, done = replayed
     record = json.loads((base / "out" / "replay.json").read_text())
     assert any(line.startswith("hardware: Synthetic CPU") for line in record["differences"])
+    ran = {run["kernel_path"] for run in json.loads((base / "out" / "estimates.json").read_text())["runs"]}
+    (here,) = ran
+    assert (
+        f"kernels: torch_sdpa there, {here} here; tokens at near ties and ratios may differ"
+        in record["differences"]
+    )
+    assert f"kernels: torch_sdpa there, {here} here" in done.stdout
     assert record["absolute_numbers_comparable"] is False
     assert "Absolute numbers are not compared" in done.stdout
 

@@ -13,10 +13,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from counterproof.cli import main
+from counterproof_review.challenge import declared
 from counterproof_review.packet import layout
 from counterproof_review.packet.build import Built, build
 from counterproof_review.packet.reader import Archive
 from counterproof_review.packet.sealing import Sealing, Secrets
+from counterproof_review.protocol import folder, outcome, reviewer_steps
 from counterproof_review.schema import catalogue, kinds, packet_files, review_files
 from counterproof_review.trust import keys, seal
 
@@ -75,6 +77,22 @@ def places(value: Any, depth: int, where: str = "") -> Iterator[tuple[str, Any, 
         yield f"{where}/{key}", value, key
         if depth > 1 and isinstance(inner, dict | list):
             yield from places(inner, depth - 1, f"{where}/{key}")
+
+
+def closed(value: Any) -> Any:
+    """A schema that takes no field that it does not list, wherever it lists any."""
+    if isinstance(value, list):
+        return [closed(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: closed(inner) for key, inner in value.items()}
+    return made | {"additionalProperties": False} if value.get("properties") else made
+
+
+def unlisted(name: str, value: Any) -> list[str]:
+    """What a real value holds that its schema does not name."""
+    held = Draft202012Validator(closed(json.loads(catalogue.text(name))))
+    return [error.message for error in held.iter_errors(value)]
 
 
 def check_both_ways(name: str, value: Any, least: int) -> None:
@@ -215,6 +233,7 @@ def test_ledgers_verdict_and_attempt_of_a_review(reviewed: Any) -> None:
             entry = statement["predicate"]
             assert not refusals("ledger-entry", entry)
             check_both_ways(f"ledger-{entry['kind']}", entry["body"], least=2)
+            assert not unlisted(f"ledger-{entry['kind']}", entry["body"])
             seen.add(entry["kind"])
     assert seen == set(review_files.BODIES) - {"lost"}
     assert not refusals("ledger-lost", {"reason": "gone"})
@@ -223,3 +242,31 @@ def test_ledgers_verdict_and_attempt_of_a_review(reviewed: Any) -> None:
     check_both_ways("search-report", json.loads((reviewed.folder / "challenge.json").read_text()), least=8)
     (estimates,) = reviewed.folder.glob("attempts/*/estimates.json")
     check_both_ways("attempt", json.loads(estimates.read_text()), least=10)
+
+
+CELL: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 6, "concurrency": 1}
+
+
+@pytest.mark.parametrize("needed", ["concurrency", "entropy"])
+def test_a_counterexample_in_the_scope_is_entered_with_what_it_leaves(needed: str, reviewed: Any) -> None:
+    """The statement as `review challenge` makes it; every field of it stands in the schema."""
+    with reviewed.parties.of("reviewer"):
+        review = folder.read(reviewed.folder)
+    scope = outcome.packet_of(review, review.state.issues[-1].body["packet_id"]).documents[layout.SCOPE]
+    cell = {**CELL, "concurrency": scope["concurrency"]}
+    left = declared.cut(scope, cell, [needed])
+    one = {"cell": cell, "flip": True, "left_of_scope": left, "inside": True, "needed": [needed]}
+    report = {"confirmed": [one], "cells_tried": 3, "corners_not_tried": 0, "says": "1 confirmed in 3 cells"}
+    entered: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            folder, "enter", lambda _review, _key, _role, _kind, body, _subjects: entered.append(body)
+        )
+        patch.setattr(reviewer_steps.atomic, "write_bytes", lambda _path, _data: None)
+        reviewer_steps.challenge(review, reviewed.parties.keys["reviewer"], report, "")
+    (body,) = entered
+    assert (body["inside"], body["left_of_scope"]) == (1, [left])
+    assert not unlisted("ledger-challenge", body) and not unlisted("search-report", report)
+    assert unlisted("ledger-challenge", {**body, "more": 1})
+    assert refusals("ledger-challenge", {**body, "left_of_scope": [{"concurrency": 1}]})
+    assert refusals("search-report", {**report, "confirmed": [{**one, "left_of_scope": "all of it"}]})

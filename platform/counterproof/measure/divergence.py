@@ -72,6 +72,11 @@ def diverge(baseline: Sequence[RunData], other: Sequence[RunData], threshold: fl
     return Divergence(compared, identical, harmless, len(found) - harmless, tuple(found))
 
 
+def near_tie(margin: float | None, threshold: float | None) -> bool:
+    """Whether rounding alone can explain a first difference: the one rule, for authors and reviewers. Both in logits."""
+    return margin is not None and threshold is not None and margin < threshold
+
+
 _Sequence = tuple[list[int], list[float]]
 
 
@@ -114,5 +119,5 @@ def _first(
         baseline_token=a[position] if position < len(a) else None,
         other_token=b[position] if position < len(b) else None,
         margin=margin,
-        harmless=margin is not None and threshold is not None and margin < threshold,
+        harmless=near_tie(margin, threshold),
     )

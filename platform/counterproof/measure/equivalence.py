@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from counterproof.measure.load import RunData, StudyData
+from counterproof.record import canonical
 
 LOGITS = "equivalence_logits"
 BATCH = "batch_logit_difference"
@@ -67,6 +68,19 @@ def judge_equivalence(study: StudyData) -> Equivalence:
             problems.append(f"request {index}: logits differ")
     reason = "; ".join(problems[:5])
     return Equivalence(not problems, reason, len(left), tokens, difference)
+
+
+def rounding_threshold(run: RunData) -> float | None:
+    """The margin below which tokens may tip by rounding, from a run of the phase; None where it was not measured."""
+    return Equivalence(None, "", batch_logit_difference=_batch_difference(run)).threshold
+
+
+def bits_of(run: RunData) -> str | None:
+    """One sha256 over the tokens and logits of a run of the phase; None where it recorded none in invariant mode."""
+    found = _digests(run)
+    if not found or run.effective.get("numerics.mode") != "invariant":
+        return None
+    return canonical.sha256_json([[index, *found[index]] for index in sorted(found)])
 
 
 def _digests(run: RunData) -> dict[int, tuple[int, str, str]] | None:

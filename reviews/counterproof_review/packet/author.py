@@ -22,6 +22,7 @@ from counterproof.record import canonical
 from counterproof.record.schema import REQUESTS
 from counterproof_review.packet import layout, tables
 from counterproof_review.packet.documents import SCHEMAS
+from counterproof_review.packet.surroundings import KERNEL_PATH
 
 _TIMES = tuple(name for name in REQUESTS.names if name.endswith("_ns"))
 _FACTOR = ("path", "baseline", "candidate", "lossless")
@@ -84,6 +85,13 @@ def salt_share(study: StudyData) -> float | None:
     steps = [step_times(run) for run in study.of("baseline")]
     times = np.concatenate(steps) if steps else np.empty(0)
     return float(delay_ms / np.median(times)) if delay_ms and times.size and np.median(times) > 0 else None
+
+
+def kernel_paths(study: StudyData) -> list[str]:
+    """The kernel paths that the timed runs say they took; empty for targets that have none to tell."""
+    return sorted(
+        {path for run in study.runs.values() if isinstance(path := run.effective.get(KERNEL_PATH), str)}
+    )
 
 
 def _factor(plan: Mapping[str, Any]) -> dict[str, Any] | None:

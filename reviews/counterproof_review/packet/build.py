@@ -172,7 +172,7 @@ def _public(
         layout.CODE_LOCK: public.code(plan),
         layout.MODELS_LOCK: public.models_lock([lock]),
         layout.NOISE: public.noise(plan, author.ratios(author.per_block(study))["again"]),
-        layout.ENVIRONMENT: public.environment(plan),
+        layout.ENVIRONMENT: public.environment(plan, author.kernel_paths(study)),
         layout.LINEAGE: public.lineage(plan_sha256),
     }
     files = {opaque[arm]: arms.to_document(config) for arm, config in configs.items()}

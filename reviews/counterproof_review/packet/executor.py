@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,43 @@ from counterproof.run.executor import execute
 from counterproof.run.machine_lock import machine_lock
 from counterproof.run.spec import RunSpec
 from counterproof.run.targets.registry import HTTP
-from counterproof_review.packet import guard, loopback
+from counterproof.workload import sealed as sealed_requests
+from counterproof_review.packet import guard, loopback, outputs, surroundings
 from intaglio.config import from_flat
 
 TASK = "task.json"
 ESTIMATES = "estimates.json"
 ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """A sealed run, and what of it leaves the folder."""
+
+    data: RunData
+    summary: dict[str, Any]
+
+
+@dataclass
+class _Found:
+    """What was measured so far. `rounding`: by opaque arm, see packet/outputs.py."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    rounding: dict[str, dict[str, Any]] = field(default_factory=dict)
+    data: list[RunData] = field(default_factory=list)
+
+    def part(self) -> None:
+        """Note with each run where its outputs part from those of its block's other arms."""
+        if all("against" in run for run in self.runs):
+            return
+        seen = outputs.against_others(self.data)
+        for run in self.runs:
+            run["against"] = seen[run["block"], run["arm"]]
+
+    def estimates(self) -> dict[str, Any]:
+        """estimates.json."""
+        return {"runs": self.runs, "failed": self.failed, "rounding": self.rounding}
 
 
 def main() -> int:
@@ -51,23 +83,34 @@ def main() -> int:
                 details=["replay it as a user who may configure a network namespace of their own"],
             )
         )
-    runs: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
+    found = _Found()
     try:
-        for number, (block, arm) in enumerate(task["runs"], start=1):
-            _tell("run", number=number, of=len(task["runs"]), block=block, arm=arm)
-            runs.append(_run(folder, task, block, arm, failed))
-    except CounterproofError as error:
-        return _fail(error)
+        error = _measure(folder, task, found)
+        if task.get("hold_together"):
+            _measure_rounding(folder, task, found)
     finally:
-        atomic.write_json(folder / ESTIMATES, {"runs": runs, "failed": failed})
+        found.part()
+        atomic.write_json(folder / ESTIMATES, found.estimates())
+    if error is not None:
+        return _fail(error)
     _tell("done")
     return 0
 
 
-def _run(
-    folder: Path, task: dict[str, Any], block: int, arm: str, failed: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _measure(folder: Path, task: dict[str, Any], found: _Found) -> CounterproofError | None:
+    """Every place of the schedule; returns the error that ended it early."""
+    try:
+        for number, (block, arm) in enumerate(task["runs"], start=1):
+            _tell("run", number=number, of=len(task["runs"]), block=block, arm=arm)
+            sealed = _run(folder, task, block, arm, found.failed)
+            found.runs.append(sealed.summary)
+            found.data.append(sealed.data)
+    except CounterproofError as error:
+        return error
+    return None
+
+
+def _run(folder: Path, task: dict[str, Any], block: int, arm: str, failed: list[dict[str, Any]]) -> _Sealed:
     """One place of the schedule, repeated as a whole when it fails; every failure is kept in `failed`."""
     for attempt in range(1, ATTEMPTS + 1):
         key = RunKey(block, arm, attempt)
@@ -81,15 +124,18 @@ def _run(
     raise ExecutionError("no attempt was made")
 
 
-def _attempt(folder: Path, task: dict[str, Any], key: RunKey) -> dict[str, Any]:
+def _attempt(folder: Path, task: dict[str, Any], key: RunKey) -> _Sealed:
+    """One run, or (no block in `key`) one arm's equivalence phase."""
     block = 0 if key.block is None else key.block
+    phase = "timed" if key.block is not None else "equivalence"
     place = folder / "runs" / key.name
     place.mkdir(parents=True)
     engine = task["arms"][key.arm]
-    workload = task["workloads"][block]
+    workload = task["workloads"][block] if key.block is not None else _few(folder, task)
     spec = RunSpec(
         target=task["target"],
-        phase="timed",
+        phase=phase,
+        composition=key.block is None,
         engine=engine,
         workload=workload["path"],
         workload_sha256=workload["sha256"],
@@ -105,8 +151,35 @@ def _attempt(folder: Path, task: dict[str, Any], key: RunKey) -> dict[str, Any]:
         execute(spec, from_flat(engine).threads, task["run_deadline_s"], _requests)
         digest = _seal(place, task, key, workload["sha256"])
         seconds = time.monotonic() - began
-    sealed = SealedRun(key, place, manifest.read(place), digest)
-    return {**_summary(RunData(sealed), task), "manifest_sha256": digest, "seconds": round(seconds, 3)}
+    run = RunData(SealedRun(key, place, manifest.read(place), digest))
+    if key.block is None:
+        return _Sealed(run, outputs.rounding(run))
+    return _Sealed(run, {**_summary(run, task), "manifest_sha256": digest, "seconds": round(seconds, 3)})
+
+
+def _few(folder: Path, task: dict[str, Any]) -> dict[str, str]:
+    """The first requests of the first block, for the equivalence phase."""
+    first = task["workloads"][0]
+    requests = sealed_requests.read(Path(first["path"]), first["sha256"])[: outputs.REQUESTS]
+    path = folder / "workloads" / "equivalence.parquet"
+    return {"path": str(path), "sha256": sealed_requests.write(path, requests)}
+
+
+def _measure_rounding(folder: Path, task: dict[str, Any], found: _Found) -> None:
+    """What rounding does to the arms in fast mode whose outputs part from others', where there are any.
+
+    A search for counterexamples asks for none: it looks at outputs in its own way.
+    """
+    found.part()
+    for arm in sorted({run["arm"] for run in found.runs if run["against"]}):
+        if task["arms"][arm].get("numerics.mode") != outputs.FAST:
+            continue
+        _tell("rounding", arm=arm)
+        try:
+            found.rounding[arm] = _attempt(folder, task, RunKey(None, arm, 1)).summary
+        except CounterproofError as error:
+            # Not known means not forgiven: the verdict then counts these outputs as wrong.
+            found.rounding[arm] = {"threshold": None, "invariant_sha256": None, "reason": str(error)}
 
 
 def _seal(place: Path, task: dict[str, Any], key: RunKey, workload_sha256: str) -> str:
@@ -131,6 +204,7 @@ def _summary(run: RunData, task: dict[str, Any]) -> dict[str, Any]:
         "output_tokens": int(run.requests["output_tokens"].fillna(0).sum()),
         "step_ms": _median_step(run),
         "bound_by": _bound_by(run, task),
+        "kernel_path": run.effective.get(surroundings.KERNEL_PATH),
         "effective_sha256": canonical.sha256_json(run.effective),
     }
 

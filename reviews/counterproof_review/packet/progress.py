@@ -43,6 +43,9 @@ class Progress:
             self._show(
                 f"{self._head} failed, attempt {message['attempt']}: {message['reason']}", lasting=True
             )
+        elif kind == "rounding":
+            self._head = f"outputs differ; how far rounding moves the logits of arm {message['arm']}"
+            self._show(self._head, lasting=not self._terminal)
         elif kind == "waiting":
             self._show(f"{self._head}, waiting for another measured run on this machine", lasting=False)
 

@@ -160,9 +160,10 @@ def noise(plan: Mapping[str, Any], log_ratios: Sequence[float | None]) -> dict[s
     )
 
 
-def environment(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """provenance/environment.json."""
-    return _document(layout.ENVIRONMENT, id=surroundings.public_environment(plan.get("environment") or {}))
+def environment(plan: Mapping[str, Any], kernel_paths: Sequence[str]) -> dict[str, Any]:
+    """provenance/environment.json. `kernel_paths`: of all arms together, so that none is told from another."""
+    identity = surroundings.public_environment(plan.get("environment") or {})
+    return _document(layout.ENVIRONMENT, id=identity | surroundings.kernels(kernel_paths))
 
 
 def lineage(plan_sha256: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,7 @@ def _prepare(
         "roofs": (roofline.known(open_store()) or {}).get("rates"),
         "runs": schedule.runs(report.root, nonce, blocks, configs),
         "workloads": [_workload(archive, layout.input_path(b), folder) for b in range(blocks)],
+        "hold_together": True,
         "warmup": _workload(archive, layout.WARMUP, folder),
     }
     atomic.write_json(folder / TASK, task)
@@ -249,7 +250,7 @@ def _record(found: Measured) -> dict[str, Any]:
     hardware = surroundings.hardware_class(found.identity)
     same_hardware = hardware == report.documents[layout.SCOPE]["hardware"]
     answer, table = judgement.judge(results, values, prereg["consistency_band"], same_hardware=same_hardware)
-    different = _differences(report, found.identity, same_hardware, hardware)
+    different = _differences(report, found.identity, estimates["runs"], same_hardware, hardware)
     return {
         "schema": SCHEMA,
         "packet_id": report.packet["packet_id"],
@@ -274,12 +275,18 @@ def _record(found: Measured) -> dict[str, Any]:
 
 
 def _differences(
-    report: Verification, identity: Mapping[str, Any], same_hardware: bool, hardware: str
+    report: Verification,
+    identity: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+    same_hardware: bool,
+    hardware: str,
 ) -> list[str]:
     locked = report.documents[layout.ENVIRONMENT_LOCK]
     found = code_lock.differences(report.documents[layout.CODE_LOCK])
     python = (locked["python"], str(identity.get("python.version")))
     found += surroundings.differences(locked["packages"], surroundings.libraries(identity), python)
+    ran = [run.get(surroundings.KERNEL_PATH) for run in runs]
+    found += surroundings.kernel_difference(report.documents[layout.ENVIRONMENT]["id"], ran)
     if not same_hardware:
         there = report.documents[layout.SCOPE]["hardware"]
         found.append(f"hardware: {there} there, {hardware} here; only ratios compare")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Nothing that names a machine: no serial numbers or unique ids, no variables, no host.
@@ -23,6 +23,7 @@ _PUBLIC = (
 )
 _GPU_PUBLIC = ("name", "driver_version", "power.limit")
 LIBRARY = "library."
+KERNEL_PATH = "kernel_path"
 
 
 def public_environment(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,6 +31,22 @@ def public_environment(identity: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: identity[key] for key in _PUBLIC if key in identity}
     gpus = {key: value for key, value in identity.items() if _gpu_field(key) in _GPU_PUBLIC}
     return kept | gpus
+
+
+def kernels(paths: Iterable[str | None]) -> dict[str, str]:
+    """The field that names the kernel paths of runs, whichever arm took them; empty where no run named one."""
+    named = sorted({path for path in paths if path is not None})
+    return {KERNEL_PATH: ", ".join(named)} if named else {}
+
+
+def kernel_difference(packet: Mapping[str, Any], paths: Iterable[str | None]) -> list[str]:
+    """One sentence where other kernels ran here than `packet` (provenance/environment.json) names, else none."""
+    there, here = packet.get(KERNEL_PATH), kernels(paths).get(KERNEL_PATH)
+    if there == here:
+        return []
+    if there is None:
+        return [f"kernels: the packet does not say which ran there, {here} here"]
+    return [f"kernels: {there} there, {here or 'none named'} here; tokens at near ties and ratios may differ"]
 
 
 def libraries(identity: Mapping[str, Any]) -> dict[str, str]:

@@ -54,12 +54,13 @@ def ended(number: int, folder: Path, status: str, reason: str) -> dict[str, Any]
     try:
         estimates = canonical.read_json(path)
     except (EvidenceError, OSError):
-        estimates = {"runs": [], "failed": []}
+        estimates = {"runs": [], "failed": [], "rounding": {}}
     return {
         "attempt": number,
         "status": status,
         "reason": reason[:MAX_REASON],
         "runs": [_run(one) for one in estimates["runs"]],
+        "rounding": estimates.get("rounding", {}),
         "failed_runs": len(estimates["failed"]),
         "estimates_sha256": canonical.sha256_file(path) if path.is_file() else None,
         "hardware": None,
@@ -102,6 +103,7 @@ def _run(one: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: one.get(name) for name in _PER_RUN},
         "outputs_sha256": sealing.digest_of(list(one["outputs_sha256"])),
+        "against": dict(one.get("against") or {}),
         "effective_sha256": one["effective_sha256"],
         "manifest_sha256": one["manifest_sha256"],
     }

@@ -36,8 +36,14 @@ _RUN = {
     "effective_sha256": HEX64,
     "manifest_sha256": HEX64,
 }
-# What bound a run: in attempts since it is recorded, and null where the machine's roofs were not measured.
-_SINCE = {"bound_by": Choice(bottleneck.KINDS, null=True)}
+# In attempts since they are recorded: what bound a run (null where the machine's roofs were not measured), and where its
+# outputs part from those of the other arms of its block.
+_AGAINST = Table(Closed({"compared": _COUNT, "identical": _COUNT, "margin": REAL}))
+_SINCE = {"bound_by": Choice(bottleneck.KINDS, null=True), "against": _AGAINST}
+_ROUNDING = Table(
+    Closed({"threshold": REAL, "invariant_sha256": Text(r"[0-9a-f]{64}", null=True), "reason": str})
+)
+_ESTIMATED = {**_SINCE, "kernel_path": (str, NoneType), "seconds": float}
 _STATUS = Choice((attempts.COMPLETED, attempts.CRASHED))
 _ATTEMPT = {
     "attempt": _PLACE,
@@ -56,11 +62,14 @@ _PAIR = {
     "ratio": REAL,
     "ratio_ci": _INTERVAL,
 }
+# What is left of the claim's box without a counterexample; null where nothing is.
+_SIDE = Several(_COUNT, 2, 2)
+_LEFT = Either((Closed({"prompt_tokens": _SIDE, "output_tokens": _SIDE, "concurrency": _COUNT}), Const(None)))
 _SEARCHED = {
     "cells_tried": _COUNT,
     "corners_not_tried": _COUNT,
     "says": str,
-    "left_of_scope": list,
+    "left_of_scope": [_LEFT],
     "report_sha256": HEX64,
 }
 _COUNTEREXAMPLES = Open({"searched": bool, "reason": str, "inside": _COUNT, "outside": _COUNT}, _SEARCHED)
@@ -100,16 +109,19 @@ BODIES: Mapping[str, Shape] = {
         "person": [HEX64],
     },
     events.START: {"attempt": _PLACE, "root": HEX64, "blocks": _PLACE},
-    events.END: {
-        "attempt": _PLACE,
-        "status": _STATUS,
-        "reason": str,
-        "runs": [Open({**_RUN, "outputs_sha256": HEX64}, _SINCE)],
-        "failed_runs": _COUNT,
-        "estimates_sha256": Text(r"[0-9a-f]{64}", null=True),
-        "hardware": (str, NoneType),
-        "network": (str, NoneType),
-    },
+    events.END: Open(
+        {
+            "attempt": _PLACE,
+            "status": _STATUS,
+            "reason": str,
+            "runs": [Open({**_RUN, "outputs_sha256": HEX64}, _SINCE)],
+            "failed_runs": _COUNT,
+            "estimates_sha256": Text(r"[0-9a-f]{64}", null=True),
+            "hardware": (str, NoneType),
+            "network": (str, NoneType),
+        },
+        {"rounding": _ROUNDING},
+    ),
     events.UNBLIND: {"arm": OPAQUE},
     events.QUESTION: {
         "packet_id": PACKET_ID,
@@ -209,6 +221,18 @@ REPLAY = Open(
     }
 )
 _CELL = {"cell": Table((str, int, float))}
+# Of a cell that was measured afresh; `found_at` is where it was found, before it was shrunk.
+_CONFIRMED = {
+    "inside": bool,
+    "needed": [str],
+    "why": str,
+    "gain": REAL,
+    "wrong": _COUNT,
+    "blocks": _COUNT,
+    "p": REAL,
+    "found_at": Table((str, int, float)),
+    "left_of_scope": _LEFT,
+}
 
 FILES: Mapping[str, tuple[str, Shape]] = {
     "envelope": ("registry.dsse.json, SIGNATURES/author.dsse.json, each line of ledgers/*.jsonl", ENVELOPE),
@@ -256,13 +280,16 @@ FILES: Mapping[str, tuple[str, Shape]] = {
                 "cells_tried": _COUNT,
                 "corners_not_tried": _COUNT,
                 "says": str,
-                "confirmed": [{**_CELL, "flip": bool}],
+                "confirmed": [Open({**_CELL, "flip": bool}, _CONFIRMED)],
             }
         ),
     ),
     "attempt": (
         "attempts/<n>/estimates.json",
-        Open({"runs": [Open({**_RUN, "outputs_sha256": [(str, NoneType)]}, _SINCE)], "failed": [_FAILED]}),
+        Open(
+            {"runs": [Open({**_RUN, "outputs_sha256": [(str, NoneType)]}, _ESTIMATED)], "failed": [_FAILED]},
+            {"rounding": _ROUNDING},
+        ),
     ),
     "replay": ("replay.json of `packet replay`", REPLAY),
     "public-key": ("what `keys show` prints", Closed(_PUBLIC)),
