@@ -12,7 +12,7 @@ from typing import TextIO
 from intaglio import __version__, cache_commands, roofline_command
 from intaglio.compute import resident
 from intaglio.compute.native import build
-from intaglio.config import EngineConfig, parse_overrides
+from intaglio.config import EngineConfig, from_flat, parse_overrides
 from intaglio.engine import Engine
 from intaglio.errors import (
     EmptyPromptError,
@@ -144,7 +144,9 @@ def _generate(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _config(model: str | None, overrides: Iterable[str]) -> EngineConfig:
-    return parse_overrides([*([] if model is None else [f"model={model}"]), *overrides])
+    """One request at a time is all there will be, and the KV cache need hold no more than that."""
+    alone = from_flat({"scheduler.max_running": 1})
+    return parse_overrides([*([] if model is None else [f"model={model}"]), *overrides], alone)
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:

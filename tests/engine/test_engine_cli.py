@@ -54,6 +54,23 @@ def test_the_text_alone_goes_to_standard_output(
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(("given", "running"), [([], 1), (["scheduler.max_running=3"], 3)])
+def test_the_cache_has_room_for_the_one_request(tiny_model, monkeypatch, capsys, given, running):
+    seen: list[dict[str, object]] = []
+
+    class Watched(Engine):
+        def close(self) -> None:
+            seen.append(self.effective_config())
+            super().close()
+
+    monkeypatch.setattr("intaglio.cli.Engine", Watched)
+    assert main(command(tiny_model, "--prompt", PROMPT, "--max-tokens", "2", *given)) == 0
+    (facts,) = seen
+    assert facts["scheduler.max_running"] == running
+    longest = -(-facts["scheduler.max_model_len"] // facts["kv_cache.block_tokens"])
+    assert facts["kv_cache.blocks"] == running * longest
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
