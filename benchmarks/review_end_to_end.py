@@ -70,17 +70,18 @@ ALWAYS = (
 )
 # The model, what its prompts and answers are to be, and nothing else: the rest is the experiment's own.
 # Models of tenths of a millisecond a token: long prompts in fp32, so that what a client does between two requests stays
-# little beside a first token, and answers long enough for what a gauge misses at a request's ends.
+# little beside a first token; and of one length, since the work without a cache grows with the square of it.
 SMALL = (
     "engine.dtype=fp32",
     "workload.prompt_tokens=480",
+    "workload.min_prompt_tokens=470",
     "workload.max_new_tokens=30",
     "study.slowed_delay_us=2000",
 )
 SIZES: dict[str, tuple[str, ...]] = {
     "tiny": SMALL,
     "stories260k": SMALL,
-    "smollm2-135m": ("workload.max_new_tokens=8",),
+    "smollm2-135m": ("workload.min_prompt_tokens=44", "workload.max_new_tokens=8"),
 }
 _ROW = re.compile(r"^\W*([0-9a-f]{8})\W+([0-9a-f]{8})\W.*?([+-][0-9.]+) %", re.MULTILINE)
 

@@ -111,6 +111,13 @@ def _workload(config: ExperimentConfig) -> Iterator[str]:
             "take shared_documents"
         )
     yield from _documents_sent(config)
+    if load.min_prompt_tokens is not None and load.builder == "trace":
+        yield "workload.min_prompt_tokens: a trace has its own prompt lengths; leave it at null"
+    elif load.min_prompt_tokens is not None and not 1 <= load.min_prompt_tokens <= load.prompt_tokens:
+        yield (
+            f"workload.min_prompt_tokens must be null or between 1 and prompt_tokens ({load.prompt_tokens}), "
+            f"not {load.min_prompt_tokens}"
+        )
     if load.min_new_tokens is not None and load.builder == "trace":
         yield "workload.min_new_tokens: a trace has its own output lengths; leave it at null"
     elif load.min_new_tokens is not None and not 1 <= load.min_new_tokens <= load.max_new_tokens:

@@ -119,6 +119,7 @@ class WorkloadConfig:
     builder         pydoc_questions, passage_questions, prompt_file, shared_documents, multi_turn or trace
     language        of the text: en or zh (pydoc_questions: en)
     prompt_tokens   longest prompt, in tokens of the model's tokenizer
+    min_prompt_tokens  shortest prompt (null: any); near prompt_tokens it makes the work of all blocks alike
     min_new_tokens  shortest output, which is then drawn evenly up to max_new_tokens for each request (null: all have
                     max_new_tokens); requests of a closed loop that are of one length start and end together
     file, field     prompt_file: a text file (one prompt a line) or a .jsonl file and the field that holds it
@@ -136,6 +137,7 @@ class WorkloadConfig:
     requests: int = 11
     concurrency: int = 1
     prompt_tokens: int = 48
+    min_prompt_tokens: int | None = None
     max_new_tokens: int = 24
     min_new_tokens: int | None = None
     warmup_requests: int = 1

@@ -26,22 +26,26 @@ BUILDERS = (
 
 
 def distinct_prompts(config: WorkloadConfig, encode: Encode, seed: int, count: int) -> list[tuple[int, ...]]:
-    """`count` prompts as token ids, no two equal, none longer than `config.prompt_tokens`.
+    """`count` prompts as token ids, no two equal, none longer than `config.prompt_tokens` or shorter than
+    `config.min_prompt_tokens`.
 
     Raises InputError when the source does not hold as many.
     """
+    least = config.min_prompt_tokens or 1
     found: list[tuple[int, ...]] = []
     seen: set[tuple[int, ...]] = set()
     for ids in _source(config, encode, seed):
-        if ids and ids not in seen:
+        if len(ids) >= least and ids not in seen:
             seen.add(ids)
             found.append(ids)
         if len(found) == count:
             return found
     raise InputError(
-        f"the workload needs {count} different prompts of at most {config.prompt_tokens} tokens, "
+        f"the workload needs {count} different prompts of {least} to {config.prompt_tokens} tokens, "
         f"but {config.builder} has only {len(found)}",
-        details=["ask for fewer requests or blocks, or raise workload.prompt_tokens"],
+        details=[
+            "ask for fewer requests or blocks, raise workload.prompt_tokens, or lower workload.min_prompt_tokens"
+        ],
     )
 
 
@@ -61,7 +65,7 @@ def refuse_repeats(blocks: Sequence[Sequence[tuple[int, ...]]], builder: str) ->
 
 def _source(config: WorkloadConfig, encode: Encode, seed: int) -> Iterator[tuple[int, ...]]:
     if config.builder == "pydoc_questions":
-        return question_texts(encode, config.prompt_tokens, seed)
+        return question_texts(encode, config.prompt_tokens, seed, config.min_prompt_tokens or 0)
     if config.builder == "prompt_file":
         return _file_prompts(config, encode, seed)
     if config.builder == "passage_questions":

@@ -34,22 +34,37 @@ def passages() -> tuple[tuple[str, str], ...]:
     return tuple(result)
 
 
-def question_texts(encode: Callable[[str], list[int]], limit: int, seed: int) -> Iterator[tuple[int, ...]]:
-    """Prompts of at most `limit` tokens: as many words of a passage as fit, and a question. Seeded order."""
+def question_texts(
+    encode: Callable[[str], list[int]], limit: int, seed: int, least: int = 0
+) -> Iterator[tuple[int, ...]]:
+    """Prompts of `least` to `limit` tokens: as many words of a passage as fit, and a question. Seeded order.
+
+    A passage that is too short is followed by the next ones of the order.
+    """
     order = list(passages())
     random.Random(f"pydoc/{seed}").shuffle(order)
-    for number, (topic, text) in enumerate(order):
+    left = iter(enumerate(order))
+    for number, (topic, text) in left:
         question = QUESTIONS[number % len(QUESTIONS)].format(topic=topic.replace("-", " "))
-        ids = _fit(encode, text.split(" "), question, limit)
-        if ids is not None:
+        words = text.split(" ")
+        ids, whole = _fit(encode, words, question, limit)
+        while ids is not None and whole and len(ids) < least:
+            following = next(left, None)
+            if following is None:
+                return
+            words += following[1][1].split(" ")
+            ids, whole = _fit(encode, words, question, limit)
+        if ids is not None and len(ids) >= least:
             yield ids
 
 
 def _fit(
     encode: Callable[[str], list[int]], words: list[str], question: str, limit: int
-) -> tuple[int, ...] | None:
-    """The longest prompt within `limit` tokens by bisection over the words; None if even the shortest is over."""
-    low, high, best = _MIN_WORDS, min(len(words), limit), None
+) -> tuple[tuple[int, ...] | None, bool]:
+    """The longest prompt within `limit` tokens by bisection over the words, None if even the shortest is over; and
+    whether all words are in it."""
+    most = min(len(words), limit)
+    low, high, best = _MIN_WORDS, most, None
     while low <= high:
         middle = (low + high) // 2
         ids = encode(f"{' '.join(words[:middle])}\n\nQuestion: {question}\nAnswer:")
@@ -57,4 +72,4 @@ def _fit(
             best, low = tuple(ids), middle + 1
         else:
             high = middle - 1
-    return best
+    return best, best is not None and high == len(words)

@@ -128,6 +128,26 @@ def test_limits_of_outputs_are_checked(least: str, word: str) -> None:
     assert word in "\n".join([str(refused.value), *refused.value.details])
 
 
+def test_prompts_of_like_length_make_all_blocks_work_alike() -> None:
+    config = prereg.compose_arms(
+        "kv_cache", ["workload.prompt_tokens=150", "workload.min_prompt_tokens=140"]
+    ).baseline.config
+    blocks = build.build(config, encode).blocks
+    lengths = [[len(request.token_ids) for request in block] for block in blocks]
+    assert all(140 <= length <= 150 for block in lengths for length in block)
+    assert len({request.token_ids for block in blocks for request in block}) == sum(map(len, blocks))
+    free = prereg.compose_arms("kv_cache", ["workload.prompt_tokens=150"]).baseline.config
+    assert min(len(r.token_ids) for block in build.build(free, encode).blocks for r in block) < 140
+
+
+@pytest.mark.parametrize(("least", "word"), [("0", "between 1 and"), ("49", "between 1 and")])
+def test_limits_of_prompts_are_checked(least: str, word: str) -> None:
+    config = prereg.compose_arms("kv_cache", [f"workload.min_prompt_tokens={least}"]).baseline.config
+    with pytest.raises(InputError) as refused:
+        checks.check(config, exploratory=False)
+    assert word in "\n".join([str(refused.value), *refused.value.details])
+
+
 def test_too_few_prompts_are_an_input_error() -> None:
     with pytest.raises(InputError, match="has only"):
         distinct_prompts(WorkloadConfig(builder="pydoc_questions"), encode, 1, 10_000)
