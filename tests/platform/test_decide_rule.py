@@ -289,3 +289,16 @@ def test_futile_blocks_are_not_run(
     if decision is not None:
         assert (found["fired"], found["decision"]) == ("5 blocks left", decision), found["because"]
     assert ("futile" in step["because"]) is futile
+
+
+@pytest.mark.parametrize(("imprecise", "futile"), [(True, False), (False, True)])
+def test_blocks_that_a_a_needs_are_not_futile(
+    build_study: Callable[..., Path], imprecise: bool, futile: bool
+) -> None:
+    study = load_study(build_study(**{**SMALL, **_first(7, 12), "decode_ratio": 1.0}))
+    seen = compare(study)
+    wide = {"check": "a_a", "passed": False, "detail": "leaves the band", "imprecise": imprecise}
+    seen["validity"] = [wide if check["check"] == "a_a" else check for check in seen["validity"]]
+    step = decide(study.plan, seen)["trace"][4]
+    assert step["inputs"]["futile"] is futile
+    assert ("A/A needs them" in step["because"]) is imprecise

@@ -4,7 +4,8 @@ First match wins:
 1 evidence invalid -> HOLD (ROLLBACK when already serving blind). 2 hard limit broken -> ROLLBACK. 3 harm proven, or
 the sequential harm test fires -> ROLLBACK. 4 everything proven and replicated -> PROMOTE to exactly the scope run.
 5 blocks left -> CONTINUE, or from half of them on HOLD if the primary's upper bound lies below the smallest effect of
-interest: more blocks would be futile, and stopping for futility cannot make a claim. 6 HOLD. There is no other way to PROMOTE: no data, a timeout or silence end in HOLD.
+interest: more blocks would be futile, and stopping for futility cannot make a claim; it waits while A/A is too imprecise
+to judge. 6 HOLD. There is no other way to PROMOTE: no data, a timeout or silence end in HOLD.
 Before the last block only rules 1, 2 and the harm e-process of rule 3 can end a study.
 """
 
@@ -20,6 +21,7 @@ from counterproof.decide.guardrails import HARM, PASS, judge_guardrails
 from counterproof.decide.words import check_words
 from counterproof.measure.compare import primary_key
 from counterproof.measure.interval import t_interval
+from counterproof.plan.reserve import a_a_imprecise
 
 SCHEMA = "counterproof-decision/1"
 RULE = "counterproof-rule/1"
@@ -189,8 +191,12 @@ def _promote(
 def _continue(comparison: Mapping[str, Any], primary: Mapping[str, Any]) -> dict[str, Any]:
     planned, done = int(comparison["blocks_planned"]), len(comparison["blocks"])
     left, most = planned - done, primary["most_gain"]
-    futile = left > 0 and 2 * done >= planned and most is not None and most < float(primary["sesoi"])
+    enough = left > 0 and 2 * done >= planned and most is not None and most < float(primary["sesoi"])
+    # Stopping while only A/A is still too imprecise to judge would turn what the study shows into INVALID.
+    futile = enough and not a_a_imprecise(comparison)
     because = f"{left} of {planned} blocks are left" if left else "all planned blocks are done"
+    if enough and not futile:
+        because += ", and A/A needs them: it is too imprecise to judge"
     if futile:
         because += (
             f", and they would be futile: the gain is at most {100 * most:.1f} % (95 %, one-sided), "

@@ -44,6 +44,14 @@ def next_extent(plan: Mapping[str, Any], blocks: int) -> int | None:
     return min(blocks + STEP, most) if blocks < most else None
 
 
+def a_a_imprecise(comparison: Mapping[str, Any]) -> bool:
+    """Whether A/A is refuted for being imprecise, not for being biased."""
+    return any(
+        check["check"] == "a_a" and check["passed"] is False and bool(check.get("imprecise"))
+        for check in comparison["validity"]
+    )
+
+
 def why_extend(comparison: Mapping[str, Any]) -> str | None:
     """The reason to call up reserve blocks, or None: everything else holds, and A/A is imprecise but not biased."""
     if not comparison["final"]:
