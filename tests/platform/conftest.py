@@ -33,6 +33,12 @@ def synthetic() -> ModuleType:
     return load_support("synthetic_study")
 
 
+@pytest.fixture(scope="session")
+def synthetic_store() -> ModuleType:
+    """The module that writes many synthetic studies at once: `synthetic_store.fill(store, 20, blocks=1)`."""
+    return load_support("synthetic_store")
+
+
 @pytest.fixture
 def build_study(synthetic: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     """`build_study(field=value, ...)` writes a study into this test's own store and returns its folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,12 @@ import duckdb
 import pyarrow as pa
 
 from counterproof.record import atomic, canonical, duckdb_rows
+from counterproof.record.duckdb_parts import KEY, Part, part_of
 from counterproof.record.schema import TABLES
 from counterproof.record.verify import VerifiedStudy
 
 # Studies that are loaded with one statement a table: a statement costs milliseconds, a file of it a fraction.
-BATCH = 64
+BATCH = 16
 MEMORY_LIMIT = "1GB"
 _TYPES = {"int32": "integer", "int64": "bigint", "string": "varchar", "double": "double", "bool": "boolean"}
 # A statement of some seconds draws a bar on the standard output otherwise.
@@ -53,16 +54,21 @@ def update(path: Path, study: VerifiedStudy) -> None:
         shutil.copyfile(path, draft)
     else:
         draft.unlink(missing_ok=True)
-    _write(draft, [study], replace=True)
+    _write(draft, [part_of([study])], replace=study.paths.name)
     os.replace(draft, path)
     atomic.sync_folder(path.parent)
 
 
 def rebuild(path: Path, studies: Iterable[VerifiedStudy]) -> None:
     """Make the file anew from these studies alone, each of which has a name of its own."""
+    rebuild_from(path, map(part_of, _batches(studies)))
+
+
+def rebuild_from(path: Path, parts: Iterable[Part]) -> None:
+    """The same from studies that were read already."""
     draft = _draft(path)
     draft.unlink(missing_ok=True)
-    _write(draft, studies, replace=False)
+    _write(draft, parts)
     os.replace(draft, path)
     atomic.sync_folder(path.parent)
 
@@ -90,22 +96,29 @@ def token_gaps(path: Path, study: str) -> list[TokenGaps]:
 
 
 def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
+    """Where the next file is written, without the log that a killed writer may have left of its own."""
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.with_name(f"{draft.name}.wal").unlink(missing_ok=True)
+    return draft
 
 
-def _write(path: Path, studies: Iterable[VerifiedStudy], *, replace: bool) -> None:
-    with duckdb.connect(str(path)) as connection:
+def _write(path: Path, parts: Iterable[Part], *, replace: str | None = None) -> None:
+    """Add the parts to the file; `replace`: the study whose present rows go first.
+
+    With one transaction: what it holds is written as it comes, but only its end costs a checkpoint. With one thread,
+    since others read the next parts meanwhile.
+    """
+    with duckdb.connect(str(path), config={"memory_limit": MEMORY_LIMIT, "threads": 1}) as connection:
         connection.execute(_QUIET)
+        connection.begin()
         for name, columns in _all_columns().items():
             connection.execute(f"create table if not exists {name} ({columns})")
-        for batch in _batches(studies):
-            connection.begin()
-            if replace:
-                for name, study in itertools.product(_all_columns(), batch):
-                    connection.execute(f"delete from {name} where study = ?", [study.paths.name])
-            _insert_plain(connection, batch)
-            _insert_files(connection, batch)
-            connection.commit()
+            if replace is not None:
+                connection.execute(f"delete from {name} where study = ?", [replace])
+        for part in parts:
+            _insert_plain(connection, part)
+            _insert_files(connection, part)
+        connection.commit()
 
 
 def _batches(studies: Iterable[VerifiedStudy]) -> Iterator[list[VerifiedStudy]]:
@@ -126,28 +139,31 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {_TYPES[str(field.type)]}" for field in schema)
 
 
-def _insert_plain(connection: duckdb.DuckDBPyConnection, batch: list[VerifiedStudy]) -> None:
-    each = [duckdb_rows.plain_rows(study) for study in batch]
-    for name in duckdb_rows.PLAIN:
-        rows = duckdb_rows.arrow(name, [row for tables in each for row in tables[name]])
+def _insert_plain(connection: duckdb.DuckDBPyConnection, part: Part) -> None:
+    for name, rows in part.plain.items():
         connection.register("new_rows", rows)
         connection.execute(f"insert into {name} select * from new_rows")
         connection.unregister("new_rows")
 
 
-def _insert_files(connection: duckdb.DuckDBPyConnection, batch: list[VerifiedStudy]) -> None:
-    """The runs' Parquet files, all files of a kind with one statement."""
-    runs = [(study.paths.name, run.folder) for study in batch for run in study.runs]
-    if not runs:
-        return
-    names = {"study": [study for study, _ in runs], "run": [folder.name for _, folder in runs]}
-    for file, schema in TABLES.items():
-        paths = [str(folder / file) for _, folder in runs]
-        connection.register("new_files", pa.table({"path": paths, **names}))
-        columns = ", ".join(f"rows.{name}" for name in schema.names)
+def _insert_files(connection: duckdb.DuckDBPyConnection, part: Part) -> None:
+    connection.register("new_keys", part.keys)
+    for name, rows in part.files.items():
+        connection.register("new_rows", rows)
         connection.execute(
-            f"insert into {file.removesuffix('.parquet')} select new_files.study, new_files.run, {columns} "
-            "from read_parquet(?, filename = 'path_read') as rows join new_files on rows.path_read = new_files.path",
-            [paths],
+            f"insert into {name} select new_keys.study, new_keys.run, new_rows.* exclude ({KEY}) "
+            f"from new_rows join new_keys using ({KEY})"
         )
-        connection.unregister("new_files")
+        connection.unregister("new_rows")
+    connection.unregister("new_keys")
+    _insert_large(connection, part.large)
+
+
+def _insert_large(connection: duckdb.DuckDBPyConnection, runs: Sequence[tuple[str, Path]]) -> None:
+    """Parquet files that are streamed from the disk into the file, one at a time."""
+    for study, folder in runs:
+        for file, schema in TABLES.items():
+            connection.execute(
+                f"insert into {file.removesuffix('.parquet')} select ?, ?, {', '.join(schema.names)} from read_parquet(?)",
+                [study, folder.name, str(folder / file)],
+            )

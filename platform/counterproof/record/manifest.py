@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,19 @@ def is_sealed(folder: Path) -> bool:
 def list_files(folder: Path) -> list[str]:
     """Relative paths of every file under `folder` except the manifest, sorted. A link is an EvidenceError."""
     names: list[str] = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise EvidenceError(
-                f"{path.relative_to(folder)} in {folder.name} is a link; records hold files only"
-            )
-        if path.is_file() and path != folder / FILE_NAME:
-            names.append(path.relative_to(folder).as_posix())
-    return names
+    open_folders = [""]
+    while open_folders:
+        inside = open_folders.pop()
+        with os.scandir(f"{folder}/{inside}") as entries:
+            for entry in entries:
+                name = f"{inside}{entry.name}"
+                if entry.is_symlink():
+                    raise EvidenceError(f"{name} in {folder.name} is a link; records hold files only")
+                if entry.is_dir():
+                    open_folders.append(f"{name}/")
+                elif entry.is_file() and name != FILE_NAME:
+                    names.append(name)
+    return sorted(names)
 
 
 def seal(folder: Path, facts: dict[str, Any]) -> str:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterproof.record import duckdb_view, mlflow_deployments, mlflow_mirror, mlflow_view
+from counterproof.record.duckdb_parts import Part
 from counterproof.record.journal import Journal
 from counterproof.record.lock import FileLock
 from counterproof.record.store import Store, StudyPaths
 from counterproof.record.verify import VerifiedStudy, verify_study
-from counterproof.record.verify_many import verify_all
+from counterproof.record.verify_many import read_all
 
 LOCK_SECONDS = 120.0
 
@@ -83,7 +84,7 @@ def rebuild_duckdb(
     studies: list[VerifiedStudy] = []
     refused: list[tuple[str, str]] = []
     with _lock(store):
-        duckdb_view.rebuild(store.index, _verified(store, studies, refused, progress or _say_nothing))
+        duckdb_view.rebuild_from(store.index, _parts(store, studies, refused, progress or _say_nothing))
     return studies, refused
 
 
@@ -98,18 +99,22 @@ def refresh_deployments(store: Store) -> list[str]:
     return []
 
 
-def _verified(
+def _parts(
     store: Store, studies: list[VerifiedStudy], refused: list[tuple[str, str]], tell: Progress
-) -> Iterator[VerifiedStudy]:
-    """Every study that verifies, also put into `studies`; the others into `refused`, with the reason."""
+) -> Iterator[Part]:
+    """What the view holds of every study that verifies, which is also put into `studies`; the others go into
+    `refused`, with the reason."""
     folders = store.study_folders()
-    for number, (name, found) in enumerate(verify_all(folders), 1):
-        if isinstance(found, str):
-            refused.append((name, found))
-        else:
-            studies.append(found)
-            yield found
-        tell("DuckDB", number, len(folders))
+    number = 0
+    for batch in read_all(folders):
+        yield batch.part
+        for name, found in batch.outcomes:
+            if isinstance(found, str):
+                refused.append((name, found))
+            else:
+                studies.append(found)
+            number += 1
+            tell("DuckDB", number, len(folders))
 
 
 def _say_nothing(_view: str, _done: int, _total: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,20 +19,13 @@ from counterproof.record.journal import Journal
 from counterproof.record.store import Store, StudyPaths
 from counterproof.record.verify import verify_study
 
-SUPPORT = Path(__file__).resolve().parents[2] / "support" / "synthetic_store.py"
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def large() -> ModuleType:
+def large(synthetic_store: ModuleType) -> ModuleType:
     """The module that writes many studies at once."""
-    key = "counterproof_tests_synthetic_store"
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, SUPPORT)
-        assert spec is not None and spec.loader is not None
-        sys.modules[key] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[key]
+    return synthetic_store
 
 
 @pytest.fixture
