@@ -139,9 +139,9 @@ def test_entries_get_numbers_and_words() -> None:
 
     entries = {"tpot_ms": entry(0.02, "lower"), "throughput_tok_s": entry(0.02, "higher")}
     plan = {"blocks": 6, "reserve_blocks": 6, "aa_band": BAND, "seed": 7}
-    began = time.perf_counter()
+    began = time.process_time()
     add_detectable(entries, "tpot_ms", rule_of(plan, 0.025))
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0  # of this process alone, whatever else runs here
     lower, higher = entries["tpot_ms"], entries["throughput_tok_s"]
     assert lower["mde"] == pytest.approx(-math.expm1(-float(str(lower["mde_log"]))))
     assert higher["mde"] == pytest.approx(math.expm1(float(str(lower["mde_log"]))))

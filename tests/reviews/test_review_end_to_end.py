@@ -10,6 +10,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +30,13 @@ FIXED = code_identity.CodeIdentity("git", "0" * 40, lock_sha256="fixed")
 DISTRIBUTION = "counterproof_timed_target-1.0.dist-info"
 ROLES = ("author", "reviewer", "steward")
 TRUTH: dict[str, Any] = {"gain": 4.0, "deaf": False, "noise": 0.0}
+WAYS: dict[str, dict[str, Any]] = {
+    "true": {},
+    "inflated": {"gain": 1.0},
+    "deaf": {"deaf": True},
+    "noisy": {"noise": 1.0},
+}
+DEADLINE = 300
 EXPERIMENT = """
 defaults:
   - counterproof_schema
@@ -79,13 +89,36 @@ class Review:
         """Take one step as one party, then hand its bundle to the others."""
         with self.as_(role):
             code = self.parties.do(role, "review", step, *arguments, "--review", self.place[role])
+        self.hand_on(role)
+        return int(code)
+
+    def hand_on(self, role: str) -> None:
+        """Give a party's bundle to the others."""
         bundle = self.base / f"from-{role}.zip"
         assert self.parties.do(role, "review", "export", bundle, "--review", self.place[role]) == 0
         for other in ROLES:
             if other != role:
                 taken = self.parties.do(other, "review", "import", bundle, "--review", self.place[other])
                 assert taken == 0
-        return int(code)
+
+    def start_replay(self) -> subprocess.Popen[bytes]:
+        """ACCEPT, and the reviewer's replay in a process of its own, on a machine of its own as far as locks go."""
+        assert self.do("reviewer", "accept", "--independent") == 0
+        argv = [
+            sys.executable,
+            "-m",
+            "counterproof",
+            "review",
+            "replay",
+            "--review",
+            str(self.place["reviewer"]),
+        ]
+        with self.as_("reviewer"):
+            env = {**os.environ, "COUNTERPROOF_MACHINE_LOCK": str(self.base / "machine.lock")}
+        with (self.base / "replay.log").open("wb") as log:
+            return subprocess.Popen(
+                argv, env=env, cwd=self.base, stdout=log, stderr=log, start_new_session=True
+            )
 
     def install(self, role: str, **way: Any) -> None:
         """Put the target among a party's code, as a package would; `way`: how it differs from the truth."""
@@ -104,9 +137,8 @@ class Review:
         )
 
     def finish(self) -> dict[str, Any]:
-        """From ACCEPT to both signatures, every run of the packet again in between."""
-        assert self.do("reviewer", "accept", "--independent") == 0
-        assert self.do("reviewer", "replay") == 0
+        """From the end of the replay to both signatures; every run of the packet was made again."""
+        self.hand_on("reviewer")
         with self.parties.of("reviewer"):
             (end,) = folders.read(self.place["reviewer"]).state.ends
         assert len(end.body["runs"]) == 24
@@ -152,25 +184,43 @@ def issued(
         yield base
 
 
-@pytest.fixture
-def reviewed(issued: Path, parties_module: ModuleType, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """`reviewed(**way)`: the verdict when the reviewer's machine is `way` different from the author's."""
+@pytest.fixture(scope="module")
+def reviewed(
+    issued: Path, parties_module: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """`reviewed(name)`: the verdict when the reviewer's machine is `WAYS[name]` different from the author's.
 
-    def finish(**way: Any) -> dict[str, Any]:
-        base = tmp_path / "review"
-        shutil.copytree(issued, base)
-        parties = object.__new__(parties_module.Parties)
-        parties.folder = base / "homes"
-        parties.registry = parties.folder / "registry.dsse.json"
-        review = Review(parties, base)
-        review.install("reviewer", **way)
-        return review.finish()
+    The replays run side by side: most of their time goes into starting processes, and steps are stamped as they were
+    meant, so that none disturbs another.
+    """
+    reviews: dict[str, Review] = {}
+    replays: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, way in WAYS.items():
+            base = tmp_path_factory.mktemp(name) / "review"
+            shutil.copytree(issued, base)
+            parties = object.__new__(parties_module.Parties)
+            parties.folder = base / "homes"
+            parties.registry = parties.folder / "registry.dsse.json"
+            reviews[name] = Review(parties, base)
+            reviews[name].install("reviewer", **way)
+            replays[name] = reviews[name].start_replay()
 
-    return finish
+        def finish(name: str) -> dict[str, Any]:
+            code = replays[name].wait(DEADLINE)
+            assert code == 0, (reviews[name].base / "replay.log").read_text()
+            return reviews[name].finish()
+
+        yield finish
+    finally:
+        for process in replays.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def test_a_true_gain_is_replicated(reviewed: Callable[..., dict[str, Any]]) -> None:
-    found = reviewed()
+def test_a_true_gain_is_replicated(reviewed: Callable[[str], dict[str, Any]]) -> None:
+    found = reviewed("true")
     assert (found["verdict"], found["grows"]) == ("REPLICATED", True), found["reason"]
     assert found["theta_replay"] == pytest.approx(4.0, rel=0.02)
     assert found["theta_author"] == pytest.approx(4.0, rel=0.02)
@@ -179,17 +229,17 @@ def test_a_true_gain_is_replicated(reviewed: Callable[..., dict[str, Any]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("way", "verdict", "says"),
+    ("name", "verdict", "says"),
     [
-        ({"gain": 1.0}, "NOT_REPLICATED", "smallest effect"),
-        ({"deaf": True}, "INVALID", "known delay"),
-        ({"noise": 1.0}, "INVALID", "A/A"),
+        ("inflated", "NOT_REPLICATED", "smallest effect"),
+        ("deaf", "INVALID", "known delay"),
+        ("noisy", "INVALID", "A/A"),
     ],
 )
 def test_what_the_reviewer_finds_decides(
-    reviewed: Callable[..., dict[str, Any]], way: dict[str, Any], verdict: str, says: str
+    reviewed: Callable[[str], dict[str, Any]], name: str, verdict: str, says: str
 ) -> None:
-    found = reviewed(**way)
+    found = reviewed(name)
     assert found["verdict"] == verdict, found["reason"]
     assert says in found["reason"]
     assert found["grows"] is False

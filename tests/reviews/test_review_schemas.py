@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from counterproof.cli import main
+from counterproof.record import atomic
 from counterproof_review.challenge import declared
 from counterproof_review.packet import layout
 from counterproof_review.packet.build import Built, build
@@ -262,7 +263,7 @@ def test_a_counterexample_in_the_scope_is_entered_with_what_it_leaves(needed: st
         patch.setattr(
             folder, "enter", lambda _review, _key, _role, _kind, body, _subjects: entered.append(body)
         )
-        patch.setattr(reviewer_steps.atomic, "write_bytes", lambda _path, _data: None)
+        patch.setattr(atomic, "write_bytes", lambda _path, _data: None)
         reviewer_steps.challenge(review, reviewed.parties.keys["reviewer"], report, "")
     (body,) = entered
     assert (body["inside"], body["left_of_scope"]) == (1, [left])
