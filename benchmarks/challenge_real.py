@@ -29,7 +29,7 @@ from counterproof_review.packet.reader import Archive
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STUDY = (
-    *("engine.numerics.mode=invariant", "workload.requests=12", "workload.prompt_tokens=48"),
+    *("engine.numerics.mode=invariant", "workload.requests=12", "workload.prompt_tokens=160"),
     *("workload.max_new_tokens=12", "workload.concurrency=4", "study.blocks=6", "study.reserve_blocks=0"),
     *("study.probes=false", "study.equivalence_requests=2", "engine.threads.count=1"),
 )
