@@ -115,7 +115,9 @@ class Machine:
         """
         config = report.arms[arm]
         same = sorted(name for name, other in report.arms.items() if other == config)
-        kind = 2 * bool(config["inject.step_delay_us"]) + 4 * bool(config["kv_cache.enabled"]) + same.index(arm)
+        kind = (
+            2 * bool(config["inject.step_delay_us"]) + 4 * bool(config["kv_cache.enabled"]) + same.index(arm)
+        )
         return float(np.random.default_rng([self.seed, self.calls, block, kind]).normal(0.0, self.noise))
 
     def _run(self, report: Verification, block: int, arm: str) -> dict[str, Any]:
