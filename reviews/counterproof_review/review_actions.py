@@ -230,6 +230,8 @@ def status(args: argparse.Namespace) -> int:
             f"the author's store began {latest['count']} studies, {latest['of_experiment']} of this experiment; "
             f"{latest['vanished']} are not there any more"
         )
+    for signed in state.verdicts:
+        note(f"the {signed.role} signed the verdict {signed.body['verdict']}")
     return EXIT_INVALID if state.faults else EXIT_OK
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ from counterproof_review.packet.errors import PacketError
 from counterproof_review.packet.labels import PacketKeys
 from counterproof_review.packet.reader import Archive
 from counterproof_review.packet.verify import Verification, verify
+from intaglio.compute.native import build as native
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 KEYS = PacketKeys(label_key=bytes(range(32)), nonce=bytes(range(32, 64)))
@@ -33,6 +34,14 @@ def _load(name: str) -> ModuleType:
         sys.modules[key] = module
         spec.loader.exec_module(module)
     return sys.modules[key]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_compiled_once() -> Iterator[None]:
+    """Whatever home a test gives a party, the kernels that are kept for this checkout serve it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTAGLIO_CACHE", str(native.cache_folder().parent))
+        yield
 
 
 class PacketFiles:

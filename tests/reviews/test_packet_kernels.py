@@ -11,7 +11,7 @@ import pytest
 from counterproof.record.canonical import sha256_file
 from counterproof.record.store import RunKey
 from counterproof.workload import sealed
-from counterproof_review.packet import executor, surroundings
+from counterproof_review.packet import executor, offline, surroundings
 
 ARM = "aaaaaaaa"
 
@@ -67,3 +67,17 @@ def test_rounding_is_measured_in_fast_mode_and_there_is_none_in_invariant_mode(
     assert found["invariant"]["threshold"] == 0.0
     assert len(found["fast"]["invariant_sha256"]) == 64
     assert found["fast"]["invariant_sha256"] == found["invariant"]["invariant_sha256"]
+
+
+def test_compiled_kernels_are_taken_along_only_from_a_folder_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTAGLIO_CACHE", str(tmp_path / "kept"))
+    (tmp_path / "named").mkdir()
+    named = offline.prepare(tmp_path / "named", tmp_path / "models").environment
+    assert named["INTAGLIO_CACHE"] == str(tmp_path / "kept")
+    monkeypatch.delenv("INTAGLIO_CACHE")
+    (tmp_path / "cold").mkdir()
+    cold = offline.prepare(tmp_path / "cold", tmp_path / "models").environment
+    assert "INTAGLIO_CACHE" not in cold
+    assert str(tmp_path / "cold" / "home") in cold["XDG_CACHE_HOME"]

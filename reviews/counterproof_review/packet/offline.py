@@ -20,6 +20,8 @@ from counterproof.run import machine_lock
 
 PROBE_SECONDS = 20
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "SYSTEMROOT")
+# Only where whoever replays named a folder: compiled kernels, by sources and compiler, are else made anew in the empty home.
+_KERNELS = "INTAGLIO_CACHE"
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -69,7 +71,7 @@ def prepare(folder: Path, models: Path) -> Surroundings:
     for name in ("home", "tmp", "guard", "store"):
         (folder / name).mkdir(mode=0o700)
     (folder / "guard" / "sitecustomize.py").write_text(_START_UP, encoding="utf-8")
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    kept = {name: os.environ[name] for name in (*_KEPT, _KERNELS) if name in os.environ}
     environment = {
         **kept,
         **_OFFLINE,
