@@ -122,6 +122,8 @@ def run(case: Case, packet: Path, place: Path, args: argparse.Namespace) -> dict
     file = variant(packet, place / "claim.rep.zip", case)
     options = ["--minutes", str(args.minutes), "--cells", str(args.cells), "--confirm", str(args.confirm)]
     options += ["--dir", str(place / "search"), "--nonce", args.nonce]
+    if Path(case.model).is_dir():  # else a name, which is looked for where models usually lie
+        options += ["--models", str(Path(case.model).resolve())]
     began = time.monotonic()
     _command(place / "store", "packet", "challenge", str(file), *options)
     report = json.loads((place / "search" / "report.json").read_text(encoding="utf-8"))
