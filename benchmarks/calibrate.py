@@ -1,6 +1,6 @@
 """Can the complete rule be trusted? Thirty-six studies whose truth is known: equal arms, 20 % slower, 5 % slower.
 
-    make calibrate                                     twelve of each kind, about 30 minutes on two quiet cores
+    make calibrate                                     twelve of each kind, about 45 minutes on a quiet machine
     python -m benchmarks.calibrate --each 2            fewer of each
     python -m benchmarks.calibrate --each 2 --fresh    begin again, whatever an earlier call has finished
     taskset -c 0 python -m benchmarks.calibrate --part 1/2 &
@@ -31,7 +31,6 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +118,15 @@ class Bar:
         return f", about {seconds / 60:.0f} min left"
 
 
-def studies(each: int) -> Iterator[tuple[str, str, int]]:
-    """`(name, kind, seed)` of every study, in the order in which they are run."""
-    for number in range(each):
-        for place, kind in enumerate(KINDS):
-            yield f"{kind}-{number + 1:02d}", kind, SEED + len(KINDS) * number + place
+def studies(each: int, part: tuple[int, int] = (1, 1)) -> list[tuple[str, str, int]]:
+    """`(name, kind, seed)` of every study of a part (K, N), in the order in which they are run: every N-th from the
+    K-th on."""
+    whole = [
+        (f"{kind}-{number + 1:02d}", kind, SEED + len(KINDS) * number + place)
+        for number in range(each)
+        for place, kind in enumerate(KINDS)
+    ]
+    return whole[part[0] - 1 :: part[1]]
 
 
 def part_of(text: str) -> tuple[int, int]:
@@ -135,11 +138,10 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def calibrate(store: Store, each: int, bar: Bar, part: tuple[int, int] = (1, 1)) -> list[dict[str, Any]]:
-    """Run what is missing of a part (K, N): every N-th study, from the K-th on. Returns the part's rows, one a study.
-    Raises what a study raises."""
+    """Run what is missing of a part (see `studies`). Returns the row of every study of it. Raises what a study raises."""
     rows: list[dict[str, Any]] = []
     step_us: float | None = None
-    for name, kind, seed in list(studies(each))[part[0] - 1 :: part[1]]:
+    for name, kind, seed in studies(each, part):
         bar.name = name
         paths = StudyPaths(store.studies / name)
         finished = is_finished(paths)
@@ -235,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
         code = code_identity.identify()
         refuse_dirty(code.dirty_files)
         store = place_of(args.fresh, code)
-        with Bar(len(range(part[0] - 1, len(KINDS) * args.each, part[1]))) as bar:
+        with Bar(len(studies(args.each, part))) as bar:
             rows = calibrate(store, args.each, bar, part)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where this one stopped", file=sys.stderr)

@@ -166,12 +166,13 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
 
 def _about(plan: dict[str, Any], *, gate: bool) -> dict[str, Any]:
     configs, machine = entries.both_configs(plan), identity()
+    model = Path(configs["baseline"]["model"])
     changed = sorted(
         path for path, value in configs["candidate"].items() if configs["baseline"][path] != value
     )
     return {
         "experiment": plan["experiment"],
-        "model": configs["baseline"]["model"],
+        "model": model.name if model.is_absolute() else str(model),
         "changed": {path: [configs["baseline"][path], configs["candidate"][path]] for path in changed},
         "promoted_through_gate": gate,
         "commit": code_identity.identify().as_dict().get("sha"),

@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     result = {
         "model": name,
         "experiment": "kv_cache",
-        "overrides": list(_overrides(setting)),
+        "overrides": list(_overrides(setting, setting.name)),  # a folder's place says nothing elsewhere
         "seconds": round(time.monotonic() - began, 1),
         "walls": namespace()[1:2] or ["none: only the replay's own guard kept the network off"],
         "cases": rows,
@@ -235,9 +235,9 @@ def _outcome(verdict: dict[str, Any]) -> dict[str, Any]:
     return {name: verdict[name] for name in kept}
 
 
-def _overrides(setting: Setting) -> tuple[str, ...]:
+def _overrides(setting: Setting, model: str | None = None) -> tuple[str, ...]:
     size = SIZES.get(setting.name, ())
-    return (*ALWAYS, f"engine.model={setting.model}", f"study.blocks={setting.blocks}", *size)
+    return (*ALWAYS, f"engine.model={model or setting.model}", f"study.blocks={setting.blocks}", *size)
 
 
 def _engine(folder: Path, delay: str) -> dict[str, str]:

@@ -149,3 +149,13 @@ def test_another_commits_studies_are_not_mixed_in(tmp_path: Path, monkeypatch: p
     with pytest.raises(InputError, match="another commit"):
         calibrate.place_of(False, second)
     assert not (calibrate.place_of(True, second).studies / "aa-01").exists()
+
+
+def test_parts_together_are_the_whole_and_share_nothing() -> None:
+    whole = [name for name, _, _ in calibrate.studies(12)]
+    parts = [[name for name, _, _ in calibrate.studies(12, calibrate.part_of(f"{k}/3"))] for k in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(whole) and len(set(whole)) == 36
+    assert calibrate.part_of("1/1") == (1, 1)
+    for text in ("0/2", "3/2", "1", "1/0", "a/b", "1/2/3", "-1/2"):
+        with pytest.raises(InputError, match="K/N"):
+            calibrate.part_of(text)

@@ -84,3 +84,10 @@ def test_the_neighbour_computes_and_leaves_nothing_behind() -> None:
         while sum(child.cpu_times().user for child in children) < 0.05:
             assert time.monotonic() < deadline
     assert not any(child.is_running() for child in children)
+
+
+def test_a_kept_result_names_the_model_and_not_its_folder(tmp_path: Path) -> None:
+    setting = driver.Setting("stories260k", str(tmp_path), tmp_path, 6, tmp_path, 0.0, print)
+    assert f"engine.model={tmp_path}" in driver._overrides(setting)
+    assert "engine.model=stories260k" in driver._overrides(setting, setting.name)
+    assert not any(str(tmp_path) in text for text in driver._overrides(setting, setting.name))

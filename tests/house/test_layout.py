@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +84,16 @@ def test_every_dependency_is_pinned() -> None:
         if re.sub(r"[-_.]+", "-", name.group()).lower() not in pins:
             missing.append(name.group())
     assert not missing, missing
+
+
+def test_no_kept_result_names_a_folder_of_the_machine_it_was_measured_on() -> None:
+    def places(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield from re.findall(r"(?:^|[=\s:])(/[\w.-]+/[\w./-]+)", value)
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from places(part)
+
+    assert list(places({"a": ["engine.model=/somewhere/else", "a/b"]})) == ["/somewhere/else"]
+    kept = [path for path in tracked() if path.suffix == ".json" and path.parent.name == "results"]
+    found = {path.name: list(places(json.loads(path.read_text(encoding="utf-8")))) for path in kept}
+    assert kept and not any(found.values()), found
