@@ -28,9 +28,11 @@ from counterproof_review.packet import archive, canonical, layout, manifest
 from counterproof_review.packet.reader import Archive
 
 RESULTS = Path(__file__).resolve().parent / "results"
+# Its scope has both corners in it: prompts of less than one block to three, eight requests at once.
 STUDY = (
-    *("engine.numerics.mode=invariant", "workload.requests=12", "workload.prompt_tokens=160"),
-    *("workload.max_new_tokens=12", "workload.concurrency=4", "study.blocks=6", "study.reserve_blocks=0"),
+    *("engine.numerics.mode=invariant", "workload.requests=24", "workload.prompt_tokens=48"),
+    *("workload.min_prompt_tokens=8", "workload.max_new_tokens=12", "workload.concurrency=8"),
+    *("study.blocks=6", "study.reserve_blocks=0"),
     *("study.probes=false", "study.equivalence_requests=2", "engine.threads.count=1"),
 )
 NOTHING = "scheduler.max_waiting"
@@ -39,7 +41,7 @@ SLOTS, PROMPT, DELAY_US = 6, 16, 3000
 
 @dataclass(frozen=True)
 class Case:
-    """One search. corner: what is planted; needs: the dimension and value that it has to be shrunk to."""
+    """One search. corner: what is planted; needs: the only dimension that may be left, and its value."""
 
     name: str
     model: str
@@ -144,7 +146,7 @@ def run(case: Case, packet: Path, place: Path, args: argparse.Namespace) -> dict
 
 
 def _found(one: Mapping[str, Any], needs: tuple[str, int]) -> bool:
-    return needs[0] in one["needed"] and one["cell"][needs[0]] == needs[1]
+    return bool(one["inside"] and one["needed"] == [needs[0]] and one["cell"][needs[0]] == needs[1])
 
 
 def _command(store: Path, *arguments: str, allowed: tuple[int, ...] = (0,)) -> None:

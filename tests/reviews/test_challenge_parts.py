@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -78,6 +79,20 @@ def test_crowds_bursts_mixes_and_full_caches(builder: Builder) -> None:
 # -- space and scope ----------------------------------------------------------------------------------------
 
 
+def test_a_mix_inside_the_scope_sends_nothing_from_outside(builder: Builder) -> None:
+    """A claim about prompts of 84 to 160 tokens says nothing of prompts of 16, which a mix around 128 would send."""
+    scoped = replace(builder, least=(84, 12))
+    for prompt, output, short in (
+        (128, 12, (84, 12)),
+        (84, 40, (84, 12)),
+        (200, 80, (84, 20)),
+        (80, 8, (80, 8)),
+    ):
+        cell = {"prompt_tokens": prompt, "output_tokens": output, "lengths": "mixed"}
+        sent = scoped.load(cell, 1, 0).requests
+        assert [(len(r.token_ids), r.max_new_tokens) for r in sent[:2]] == [(prompt, output), short]
+
+
 def test_the_space_is_cut_to_what_can_be_tried() -> None:
     wide = {"prompt_tokens": [10, 4000], "output_tokens": [24, 900], "concurrency": 4}
     space = {d.name: d for d in declared.space_of(wide, None, REACH).dimensions}
@@ -98,15 +113,26 @@ def test_the_space_is_cut_to_what_can_be_tried() -> None:
 
 def test_a_scope_is_cut_around_a_counterexample_at_its_largest() -> None:
     cell = {"prompt_tokens": 16, "output_tokens": 24, "concurrency": 3, "entropy": "code"}
-    assert declared.cut(SCOPE, cell, ["concurrency"]) == {**SCOPE, "concurrency": 2}
-    assert declared.cut(SCOPE, cell, ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [17, 48]}
-    assert declared.cut(SCOPE, {**cell, "prompt_tokens": 40}, ["prompt_tokens"]) == {
+    assert declared.cut(SCOPE, [cell], ["concurrency"]) == {**SCOPE, "concurrency": 2}
+    assert declared.cut(SCOPE, [cell], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [17, 48]}
+    assert declared.cut(SCOPE, [{**cell, "prompt_tokens": 40}], ["prompt_tokens"]) == {
         **SCOPE,
         "prompt_tokens": [10, 39],
     }
-    assert declared.cut(SCOPE, cell, ["entropy"]) is None
-    assert declared.cut(SCOPE, {**cell, "concurrency": 1}, ["concurrency"]) is None
-    assert declared.cut(SCOPE, cell, ["output_tokens"]) is None  # the scope holds one length only
+    assert declared.cut(SCOPE, [cell], ["entropy"]) is None
+    assert declared.cut(SCOPE, [{**cell, "concurrency": 1}], ["concurrency"]) is None
+    assert declared.cut(SCOPE, [cell], ["output_tokens"]) is None  # the scope holds one length only
+
+
+def test_what_is_left_of_a_scope_holds_neither_the_smallest_cell_nor_the_one_it_was_found_at() -> None:
+    small = {"prompt_tokens": 16, "output_tokens": 24, "concurrency": 4, "burstiness": "closed"}
+    bursts = {**small, "concurrency": 2, "burstiness": "burst"}
+    assert declared.cut(SCOPE, [small], ["concurrency"]) == {**SCOPE, "concurrency": 3}
+    assert declared.cut(SCOPE, [small, bursts], ["concurrency"]) == {**SCOPE, "concurrency": 1}
+    longer = {**small, "prompt_tokens": 44}
+    assert declared.cut(SCOPE, [small, longer], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [17, 43]}
+    far = {**small, "prompt_tokens": 400}  # outside the scope, where nothing has to be cut
+    assert declared.cut(SCOPE, [small, far], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [17, 48]}
 
 
 def test_failures_count_before_other_tokens() -> None:

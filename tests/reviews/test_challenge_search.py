@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from counterproof.errors import InputError
 from counterproof_review.challenge.search import Budget, Outcome, decide, loss_p_value, search
-from counterproof_review.challenge.shrink import shrink
+from counterproof_review.challenge.shrink import Shrunk, explains, shrink
 from counterproof_review.challenge.space import Cell, Space, read_space
 
 DOCUMENT: dict[str, Any] = {
@@ -125,6 +126,52 @@ def test_shrinking_does_not_slip_to_a_smaller_loss_of_another_kind() -> None:
     small = shrink(SPACE, cell, probe(cell, 8, 1), probe, lambda n: 10_000 + n, most=80)
     assert small.needed == ("concurrency",)
     assert 13 <= int(small.cell["concurrency"]) <= 16
+
+
+def test_a_choice_gives_way_to_a_larger_number_where_one_is_needed_anyway() -> None:
+    """Repeated texts lose from 4 slots on, others from 20 on: 20 slots are the plainer case, whatever was found."""
+    probe = probe_of(
+        lambda c: -0.3 if int(c["concurrency"]) >= (4 if c["text"] == "repeated" else 20) else 0.1
+    )
+    for slots in (5, 9, 30):
+        cell: Cell = {"prompt_tokens": 200, "concurrency": slots, "overlap": 0.7, "text": "repeated"}
+        small = shrink(SPACE, cell, probe(cell, 8, 1), probe, lambda n: 10_000 + n)
+        assert small.needed == ("concurrency",), (slots, small)
+        assert 20 <= int(small.cell["concurrency"]) <= 22
+        assert small.measured <= 40
+
+
+def test_a_cell_inside_the_box_is_never_traded_for_one_outside() -> None:
+    probe = probe_of(
+        lambda c: -0.3 if int(c["concurrency"]) >= (4 if c["text"] == "repeated" else 20) else 0.1
+    )
+    narrow = [replace(d, high=8.0) if d.name == "concurrency" else d for d in SPACE.dimensions]
+    cell: Cell = {"prompt_tokens": 200, "concurrency": 8, "overlap": 0.7, "text": "repeated"}
+    small = shrink(SPACE, cell, probe(cell, 8, 1), probe, lambda n: 10_000 + n, box=Space(tuple(narrow)))
+    assert small.needed == ("concurrency", "text")
+    assert int(small.cell["concurrency"]) == 4
+
+
+def test_one_flip_explains_another_only_if_its_smallest_cell_fails_with_the_others_values() -> None:
+    plain: Cell = {d.name: d.plainest for d in SPACE.dimensions}
+    outcome = Outcome((-0.3, -0.31))
+    asked: list[Cell] = []
+
+    def fails(cell: Cell) -> bool:
+        asked.append(cell)
+        return crowded(cell) < 0 or exact_block(cell) < 0
+
+    crowd = Shrunk({**plain, "concurrency": 13}, outcome, 9, ("concurrency",))
+    block = Shrunk({**plain, "prompt_tokens": 16}, outcome, 9, ("prompt_tokens",))
+    other: Cell = {"prompt_tokens": 40, "concurrency": 30, "overlap": 0.7, "text": "random"}
+    assert explains(SPACE, crowd, other, fails)
+    assert not explains(SPACE, block, other, fails)
+    assert asked == [{**plain, "concurrency": 30}, {**plain, "prompt_tokens": 40}]
+    assert not explains(
+        SPACE, crowd, {**other, "concurrency": 5}, fails
+    )  # not as far: nothing has to be measured
+    assert explains(SPACE, block, {**other, "prompt_tokens": 16}, fails)  # the same value: nor here
+    assert len(asked) == 2
 
 
 def test_a_search_without_time_says_what_it_left() -> None:

@@ -255,7 +255,7 @@ def test_a_counterexample_in_the_scope_is_entered_with_what_it_leaves(needed: st
         review = folder.read(reviewed.folder)
     scope = outcome.packet_of(review, review.state.issues[-1].body["packet_id"]).documents[layout.SCOPE]
     cell = {**CELL, "concurrency": scope["concurrency"]}
-    left = declared.cut(scope, cell, [needed])
+    left = declared.cut(scope, [cell], [needed])
     one = {"cell": cell, "flip": True, "left_of_scope": left, "inside": True, "needed": [needed]}
     report = {"confirmed": [one], "cells_tried": 3, "corners_not_tried": 0, "says": "1 confirmed in 3 cells"}
     entered: list[dict[str, Any]] = []

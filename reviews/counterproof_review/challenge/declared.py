@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -107,17 +108,23 @@ def _inside(values: tuple[Value, ...], low: float, high: float) -> tuple[Value, 
     return tuple(v for v in values if isinstance(v, int | float) and low <= v <= high)
 
 
-def cut(scope: Mapping[str, Any], cell: Mapping[str, Any], needed: Sequence[str]) -> dict[str, Any] | None:
-    """What is left of the box of a claim without a cell, at its largest: one side of the box moved up to the cell.
+def cut(
+    scope: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], needed: Sequence[str]
+) -> dict[str, Any] | None:
+    """What is left of the box of a claim without some cells, at its largest: the widest span of one side with none.
 
+    cells   that fail for the same cause: the smallest one, and the one that it was shrunk from
     needed  the dimensions that the failure needs; only those can be cut. None: nothing of the box is left
     """
     best: tuple[float, dict[str, Any]] | None = None
-    for name in ("prompt_tokens", "output_tokens", "concurrency"):
-        if name not in needed or name not in cell:
+    for name in _SIDES:
+        if name not in needed:
             continue
         low, high = _side(scope, name)
-        for start, end in ((low, cell[name] - 1), (cell[name] + 1, high)):
+        values = sorted({int(cell[name]) for cell in cells if name in cell and low <= cell[name] <= high})
+        edges = [low - 1, *values, high + 1]
+        for before, after in itertools.pairwise(edges):
+            start, end = before + 1, after - 1
             if start > end or (name == "concurrency" and start > low):
                 continue
             share = math.log((end + 1) / start) / math.log((high + 1) / low)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from counterproof_review.challenge.fresh import FreshProbe
 from counterproof_review.challenge.journaled import Journaled
 from counterproof_review.challenge.probing import PAIR, WarmProbe
 from counterproof_review.challenge.search import (
+    ALPHA,
     Budget,
     Confirmed,
     Outcome,
@@ -35,8 +37,8 @@ from counterproof_review.challenge.search import (
     run_seed,
     search,
 )
-from counterproof_review.challenge.shrink import Shrunk, shrink
-from counterproof_review.challenge.space import Cell, Dimension, Value
+from counterproof_review.challenge.shrink import Shrunk, explains, shrink
+from counterproof_review.challenge.space import Cell
 from counterproof_review.challenge.workload import Builder
 from counterproof_review.packet import layout
 from counterproof_review.packet.verify import Verification
@@ -141,19 +143,21 @@ class _Hunter:
         self._bench, self._engines, self._journal = bench, engines, journal
         self._options, self._budget, self._watch = options, budget, watch
         self._reach = reach.of([engines.get(role).effective for role in PAIR], bench.claim.least_outputs)
-        self._builder = Builder(bench.texts, bench.claim.statistic, self._reach)
+        self._scope: dict[str, Any] = bench.report.documents[layout.SCOPE]
+        least = (min(self._scope["prompt_tokens"]), min(self._scope["output_tokens"]))
+        self._builder = Builder(bench.texts, bench.claim.statistic, self._reach, least)
         self._small: list[Shrunk] = []
         self._warm = WarmProbe(bench, engines, self._builder)
         fresh = FreshProbe(bench, engines, self._builder, self._warm, watch.run)
         self._probe = journal.probe(WARM, self._warm)
         self._smaller = journal.probe(SMALLER, self._warm)
         self._fresh = journal.probe(FRESH, fresh)
-        self._scope: dict[str, Any] = bench.report.documents[layout.SCOPE]
         self._space = declared.space_of(
             self._scope,
             bench.report.documents.get(layout.CHALLENGE),
             self._reach,
         )
+        self._box = declared.box_of(self._scope, self._space)
 
     def run(self) -> dict[str, Any]:
         """Everything, to the report's own part."""
@@ -163,7 +167,7 @@ class _Hunter:
             self._budget,
             self._options.seed,
             self._told,
-            box=declared.box_of(self._scope, self._space),
+            box=self._box,
             confirm=self._fresh,
             more=self._more,
         )
@@ -240,8 +244,8 @@ class _Hunter:
     def _entry(self, number: int, one: Confirmed) -> dict[str, Any]:
         """A cell that was confirmed or not, with the smallest one that still fails in its place."""
         entry: dict[str, Any] = {**described(one), "needed": [], "inside": False}
-        if one.flip and (known := self._explained(one.cell)) is not None:
-            entry["like"] = known
+        if one.flip and (known := self._explained(number, one.cell)) is not None:
+            entry |= {"like": known.cell, "needed": list(known.needed)}
         elif one.flip:
             small = self._shrunk(number, one)
             again = self._again(number, small) if small.cell != one.cell else one
@@ -252,13 +256,21 @@ class _Hunter:
         entry["inside"] = declared.inside(self._scope, entry["cell"])
         return entry
 
-    def _explained(self, cell: Cell) -> Cell | None:
-        """The smallest cell of an earlier flip that has all it needs in this one too: shrinking finds nothing new."""
-        for small in self._small:
-            dimensions = [d for d in self._space.dimensions if d.name in small.needed]
-            if all(_as_far(d, cell[d.name], small.cell[d.name]) for d in dimensions):
-                return small.cell
+    def _explained(self, number: int, cell: Cell) -> Shrunk | None:
+        """An earlier flip that explains this one: shrinking would find nothing new."""
+        for index, small in enumerate(self._small):
+            fails = partial(self._fails, 2000 + len(self._small) * number + index)
+            if explains(self._space, small, cell, fails):
+                return small
         return None
+
+    def _fails(self, number: int, cell: Cell) -> bool:
+        """Whether a cell shows a loss, or a wrong output; not where no time is left to see."""
+        if not self._more("shrink"):
+            return False
+        found = self._smaller(cell, self._budget.confirm_blocks, run_seed(self._options.seed, 6, number))
+        p = loss_p_value(found.gains)
+        return found.wrong > 0 or (p is not None and p < ALPHA and found.mean < 0)
 
     def _shrunk(self, number: int, one: Confirmed) -> Shrunk:
         done = 0
@@ -278,6 +290,7 @@ class _Hunter:
             lambda n: run_seed(self._options.seed, 5 + number, n),
             blocks=self._budget.confirm_blocks,
             more=self._more,
+            box=self._box,
         )
 
     def _again(self, number: int, small: Shrunk) -> Confirmed:
@@ -289,15 +302,8 @@ class _Hunter:
         """What would be left of the claim's box, for every flip that lies in it."""
         for one in confirmed:
             if one["flip"] and one["inside"]:
-                one["left_of_scope"] = declared.cut(self._scope, one["cell"], one["needed"])
-
-
-def _as_far(dimension: Dimension, value: Value, small: Value) -> bool:
-    if dimension.kind == "choice":
-        return value == small
-    plain = dimension.share(dimension.plainest)
-    far, near = dimension.share(value) - plain, dimension.share(small) - plain
-    return far * near >= 0 and abs(far) >= abs(near)
+                cells = [one[name] for name in ("cell", "found_at", "like") if name in one]
+                one["left_of_scope"] = declared.cut(self._scope, cells, one["needed"])
 
 
 def _says(confirmed: list[dict[str, Any]], tried: int) -> str:

@@ -1,12 +1,14 @@
 """From a confirmed counterexample to the smallest one: dimension by dimension towards the plainest value.
 
-Each step is measured afresh and kept only if it still fails, so that what remains is what the failure needs. Numbers
-go by bisection. Delta debugging on values instead of lists: Zeller, Hildebrandt, IEEE Trans. Softw. Eng. 28(2), 2002.
+Each step is measured afresh and kept only if it still fails, so that what remains is what the failure needs. Choices
+go first, while the numbers are still large: bursts of four that pile up to six need bursts, a crowd of eight does not.
+Numbers go by bisection. A choice that was kept is then tried against a larger number: six at once instead of bursts of
+four. Delta debugging on values instead of lists: Zeller, Hildebrandt, IEEE Trans. Softw. Eng. 28(2), 2002.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from counterproof_review.challenge.search import ALPHA, Outcome, Probe, loss_p_value
@@ -36,21 +38,46 @@ def shrink(
     blocks: int = 8,
     most: int = 40,
     more: Callable[[str], bool] = lambda _phase: True,
+    box: Space | None = None,
 ) -> Shrunk:
     """Shrink `cell`, which fails with `outcome`. `seed(n)` seeds the n-th measurement; at most `most` of them, and
-    only while `more("shrink")` says that there is time.
+    only while `more("shrink")` says that there is time. A cell inside `box` (None: all of the space) stays inside.
 
     A measurement fails if it shows a wrong output where the first did, or else a loss at 5 % of at least half the
     first one's size: a smaller loss may be another one, to which shrinking would slip.
     """
     state = _State(space, dict(cell), outcome, probe, seed, blocks, most, more, KEEPS * outcome.mean)
-    for dimension in space.dimensions:
-        if not state.accepts(dimension, dimension.plainest) and dimension.kind != "choice":
-            _bisect(state, dimension)
+    numbers = [d for d in space.dimensions if d.kind != "choice"]
+    choices = [d for d in space.dimensions if d.kind == "choice"]
+    for dimension in choices:
+        state.accepts({dimension.name: dimension.plainest})
+    for dimension in numbers:
+        _lower(state, dimension)
+    limits = {d.name: d for d in (box if box is not None and box.holds(cell) else space).dimensions}
+    for choice in choices:
+        _trade(state, choice, [limits[d.name] for d in numbers])
     for dimension in space.dimensions:  # noise may have kept one, and others are plainer now
-        state.accepts(dimension, dimension.plainest)
+        state.accepts({dimension.name: dimension.plainest})
     needed = tuple(d.name for d in space.dimensions if state.cell[d.name] != d.plainest)
     return Shrunk(state.cell, state.outcome, state.measured, needed)
+
+
+def explains(space: Space, small: Shrunk, cell: Cell, fails: Callable[[Cell], bool]) -> bool:
+    """Whether what `small` was shrunk to is why `cell` fails, too: it has all that was needed, at least as far, and the
+    smallest cell fails with its values as well. Prompts of 40 tokens are no case of prompts of exactly 16."""
+    dimensions = [d for d in space.dimensions if d.name in small.needed]
+    if not all(_as_far(d, cell[d.name], small.cell[d.name]) for d in dimensions):
+        return False
+    alike = {**small.cell, **{d.name: cell[d.name] for d in dimensions}}
+    return alike == small.cell or fails(alike)
+
+
+def _as_far(dimension: Dimension, value: Value, small: Value) -> bool:
+    if dimension.kind == "choice":
+        return value == small
+    plain = dimension.share(dimension.plainest)
+    far, near = dimension.share(value) - plain, dimension.share(small) - plain
+    return far * near >= 0 and abs(far) >= abs(near)
 
 
 @dataclass
@@ -66,13 +93,13 @@ class _State:
     least: float
     measured: int = 0
 
-    def accepts(self, dimension: Dimension, value: Value) -> bool:
-        """Whether the cell still fails with this value; if so, it is the cell from now on."""
-        if self.cell[dimension.name] == value:
+    def accepts(self, values: Cell) -> bool:
+        """Whether the cell still fails with these values; if so, it is the cell from now on."""
+        tried = {**self.cell, **values}
+        if tried == self.cell:
             return True
         if self.measured >= self.most or not self.more("shrink"):
             return False
-        tried = {**self.cell, dimension.name: value}
         found = self.probe(tried, self.blocks, self.seed(self.measured))
         self.measured += 1
         if not self._fails(found):
@@ -87,6 +114,24 @@ class _State:
         return p is not None and p < ALPHA and found.mean <= self.least
 
 
+def _lower(state: _State, dimension: Dimension) -> None:
+    """The plainest value, or else the one nearest to it that bisection finds failing."""
+    if not state.accepts({dimension.name: dimension.plainest}):
+        _bisect(state, dimension)
+
+
+def _trade(state: _State, choice: Dimension, numbers: Sequence[Dimension]) -> None:
+    """Try a kept choice's plainest value with a number that is needed anyway at the far end of its bounds."""
+    for number in numbers:
+        if state.cell[choice.name] == choice.plainest:
+            return
+        if state.cell[number.name] == number.plainest:
+            continue
+        far = max(number.ends(), key=lambda end: abs(number.share(end) - number.share(number.plainest)))
+        if state.accepts({choice.name: choice.plainest, number.name: far}):
+            _lower(state, number)
+
+
 def _bisect(state: _State, dimension: Dimension) -> None:
     """Between the plainest value, which passes, and the present one, which fails."""
     passing, failing = dimension.share(dimension.plainest), dimension.share(state.cell[dimension.name])
@@ -95,7 +140,7 @@ def _bisect(state: _State, dimension: Dimension) -> None:
         value = dimension.at(middle)
         if value in (dimension.at(passing), dimension.at(failing)):
             return
-        if state.accepts(dimension, value):
+        if state.accepts({dimension.name: value}):
             failing = middle
         else:
             passing = middle

@@ -42,11 +42,14 @@ class Builder:
     """Builds loads for one model and one metric.
 
     statistic   of the claim: a percentile needs its least number of requests
+    least       fewest prompt and output tokens in the scope of the claim: no request of a mix is shorter than these
+                where its cell is not, so that a cell inside the scope holds nothing from outside
     """
 
     texts: Texts
     statistic: str
     reach: Reach
+    least: tuple[int, int] = (1, 1)
 
     def load(
         self, cell: Mapping[str, Value], seed: int, block: int, gap_ns: int | None = None, stretch: int = 1
@@ -82,7 +85,8 @@ class Builder:
     ) -> SealedRequest:
         size, new = int(cell["prompt_tokens"]), int(cell["output_tokens"])
         if cell["lengths"] == "mixed" and index % 2:
-            size, new = max(1, size // SHORT_PROMPTS), max(1, new // SHORT_OUTPUTS)
+            prompts, outputs = self.least
+            size, new = _short(size, SHORT_PROMPTS, prompts), _short(new, SHORT_OUTPUTS, outputs)
         begin = self.texts.beginning[:size]
         room = size - len(begin)
         common = round(float(cell["prefix_overlap"]) * room)
@@ -112,6 +116,10 @@ class Builder:
             )
             for index, size in enumerate(sizes)
         )
+
+
+def _short(size: int, share: int, least: int) -> int:
+    return max(1, size // share, min(size, least))
 
 
 def _arrival(cell: Mapping[str, Value], index: int, slots: int, gap_ns: int | None) -> int | None:
