@@ -30,11 +30,11 @@ from counterproof_review.packet.reader import Archive
 RESULTS = Path(__file__).resolve().parent / "results"
 # Its scope has both corners in it: prompts of less than one block to three, eight requests at once.
 STUDY = (
-    *("engine.numerics.mode=invariant", "workload.requests=24", "workload.prompt_tokens=48"),
-    *("workload.min_prompt_tokens=8", "workload.max_new_tokens=12", "workload.concurrency=8"),
-    *("study.blocks=6", "study.reserve_blocks=0"),
+    *("engine.numerics.mode=invariant", "workload.requests=24", "workload.min_prompt_tokens=8"),
+    *("workload.max_new_tokens=12", "workload.concurrency=8", "study.blocks=6", "study.reserve_blocks=0"),
     *("study.probes=false", "study.equivalence_requests=2", "engine.threads.count=1"),
 )
+PROMPTS, OTHER_PROMPTS = 48, 160  # at most; a second model may need more tokens for the same texts
 NOTHING = "scheduler.max_waiting"
 SLOTS, PROMPT, DELAY_US = 6, 16, 3000
 
@@ -85,7 +85,11 @@ def main(argv: list[str] | None = None) -> int:
 def packet_of(place: Path, model: str, number: int) -> Path:
     """The open packet of a short exploratory study of the KV cache on `model`."""
     store, name, packet = place / f"store-{number}", f"short-{number}", place / f"study-{number}.rep.zip"
-    engine = ("engine=tiny", f"engine.model={model}")
+    engine = (
+        "engine=tiny",
+        f"engine.model={model}",
+        f"workload.prompt_tokens={PROMPTS if number == 0 else OTHER_PROMPTS}",
+    )
     _command(store, "run", "kv_cache", *engine, *STUDY, "--study", name, "--exploratory", allowed=(0, 5))
     _command(store, "packet", "build", name, "--out", str(packet))
     return packet

@@ -70,6 +70,7 @@ class Outcome:
     band: float | None
     sesoi: float | None
     stall: str
+    outputs: str
     level: str
     faults: tuple[str, ...]
 
@@ -265,6 +266,7 @@ def _outcome(root: Path, ordered: Sequence[Entry]) -> tuple[Outcome | None, str]
             band=number(get(found, "band")),
             sesoi=number(get(found, "sesoi")),
             stall=text(found.get("stall_sentence")),
+            outputs=text(found.get("outputs_sentence")),
             level=text(found.get("level")),
             faults=tuple(text(fault) for fault in faults) if isinstance(faults, list) else (),
         ),

@@ -201,6 +201,7 @@ def verdict(args: argparse.Namespace) -> int:
     review, found = reviewer_steps.verdict(review, key, role)
     print(f"{found['verdict']}: {found['reason']}")
     print(found["stall_sentence"])
+    print(found["outputs_sentence"])
     note(f"signed as {role}; {review.folder.root / folder.VERDICT}")
     if args.gate and found["verdict"] == rule.NOT_REPLICATED:
         return EXIT_AGAINST

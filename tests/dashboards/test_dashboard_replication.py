@@ -78,6 +78,7 @@ def verdict(word: str = "REPLICATED", **fields: Any) -> dict[str, Any]:
         "band": 0.05,
         "sesoi": 0.1,
         "stall_sentence": "the candidate may stall in up to 39 % of blocks (95 %)",
+        "outputs_sentence": "outputs of candidate and baseline: the same in 6 of 6 blocks",
         "level": "L3",
         "faults": [],
         **fields,
@@ -176,7 +177,7 @@ def test_after_the_reveal_both_intervals_stand_beside_each_other_with_the_band(
     assert drawn(agreement)[0]["ratio"] == 0.98
     edges = next(row for rows in agreement["datasets"].values() for row in rows if "from" in row)
     assert (edges["from"], edges["to"]) == (1 / 1.05, 1.05)
-    assert "39 % of blocks" in said(app)
+    assert "39 % of blocks" in said(app) and "same in 6 of 6 blocks" in said(app)
     assert "<script>" not in "".join(str(box.value) for box in app.success)
     assert "Clock" in app.dataframe[1].value.columns
     # The keys that opened the seal are public now, and still no business of a page.

@@ -145,6 +145,15 @@ def test_reviewer_and_author_judge_the_same_runs_alike(margin: float, threshold:
     assert judged("fast", end(runs, rounding=moved(threshold))) is (theirs.wrong == 0)
 
 
+def test_blocks_are_counted_by_what_their_outputs_are() -> None:
+    same = [run(arm, [1, 2], [3], block=2) for arm in NAMES.values()]
+    found = end(block(0.01), block(0.4, 1), same, rounding=moved(THRESHOLD))
+    counts = evidence.output_counts(report("fast"), [found], OPENED)
+    assert counts == {"identical": 1, "near_ties": 1, "wrong": 1}
+    strict = evidence.output_counts(report("invariant"), [found], OPENED)
+    assert strict == {"identical": 1, "near_ties": 0, "wrong": 2}
+
+
 def test_only_the_arms_that_part_are_noted() -> None:
     seen = outputs.against_others(block(0.01))
     assert set(seen[0, CAND]) == {BASE, AGAIN, SLOW}

@@ -145,6 +145,8 @@ def test_a_true_gain_is_replicated_and_the_decision_sees_it(begin: Callable[[], 
     assert (found["verdict"], found["grows"]) == ("REPLICATED", True), found["reason"]
     assert found["level"] == "L3"
     assert "of blocks (95 %)" in found["stall_sentence"]
+    assert found["outputs"]["wrong"] == 0 < found["outputs"]["identical"]
+    assert "wrong in 0" in found["outputs_sentence"]
     assert found["stall_bound"] == pytest.approx(1 - 0.05 ** (1 / 6))
     assert found["attempts"] == [
         {"attempt": 1, "status": "completed", "blocks": 6, "failed_runs": 0, "reason": ""}

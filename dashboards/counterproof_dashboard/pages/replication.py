@@ -57,8 +57,8 @@ def _verdict(found: Review) -> None:
     for fault in outcome.faults:
         st.error(plain(fault))
     _intervals(outcome)
-    if outcome.stall:
-        st.caption(plain(f"{outcome.stall[:1].upper()}{outcome.stall[1:]}."))
+    for sentence in filter(None, (outcome.stall, outcome.outputs)):
+        st.caption(plain(f"{sentence[:1].upper()}{sentence[1:]}."))
 
 
 def _intervals(outcome: Outcome) -> None:

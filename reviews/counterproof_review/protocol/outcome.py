@@ -107,6 +107,8 @@ def document(
     guess = dict(freeze.body["guess"]) if freeze else None
     if guess and opened.content:
         guess["right"] = guess["arm"] == opened.content["arms"]["candidate"]
+    ends = [event.body for event in state.ends]
+    counts = evidence.output_counts(report, ends, opened.content) if opened.content else None
     return {
         "schema": SCHEMA,
         "verdict": judged.verdict,
@@ -124,6 +126,8 @@ def document(
         "sesoi": preregistered.sesoi,
         "stall_bound": judged.stall_bound,
         "stall_sentence": _stall_sentence(judged.stall_bound),
+        "outputs": counts,
+        "outputs_sentence": _outputs_sentence(counts),
         "trace": [[name, fired] for name, fired in judged.trace],
         "scope": report.documents[layout.SCOPE],
         "replay_hardware": sorted({e.body["hardware"] for e in state.ends if e.body["hardware"]}),
@@ -131,7 +135,7 @@ def document(
         "guess": guess,
         "questions": len(state.questions),
         "packets": [event.body["packet_id"] for event in state.issues],
-        "attempts": attempts.summary([event.body for event in state.ends], arms),
+        "attempts": attempts.summary(ends, arms),
         "deviations": list(freeze.body["deviations"]) if freeze else [],
         "counterexamples": dict(state.challenge.body) if state.challenge else None,
         "starts": dict(issue.body["starts"]) if issue else None,
@@ -147,6 +151,15 @@ def encode(verdict: Mapping[str, Any]) -> bytes:
 def _ratio(log_ratio: float | None) -> float | None:
     """A gain in log units as a ratio: 1.1 is ten percent better."""
     return None if log_ratio is None or not math.isfinite(log_ratio) else math.exp(log_ratio)
+
+
+def _outputs_sentence(counts: Mapping[str, int] | None) -> str:
+    if counts is None:
+        return "outputs were not compared: the change is not declared lossless, or no block was replayed"
+    return (
+        f"outputs of candidate and baseline: the same in {counts['identical']} of {sum(counts.values())} blocks, parted "
+        f"by rounding alone in {counts['near_ties']}, wrong in {counts['wrong']}"
+    )
 
 
 def _stall_sentence(bound: float | None) -> str:

@@ -73,6 +73,8 @@ _SEARCHED = {
     "report_sha256": HEX64,
 }
 _COUNTEREXAMPLES = Open({"searched": bool, "reason": str, "inside": _COUNT, "outside": _COUNT}, _SEARCHED)
+# Blocks of a lossless change by what candidate and baseline gave.
+_OUTPUTS = Closed({"identical": _COUNT, "near_ties": _COUNT, "wrong": _COUNT})
 _GUESS = Open({"arm": OPAQUE, "confidence": Number(0.0, 1.0)}, {"right": bool})
 
 # What an entry of each kind says in its `body`.
@@ -180,6 +182,8 @@ VERDICT = Open(
         "sesoi": float,
         "stall_bound": REAL,
         "stall_sentence": str,
+        "outputs": Either((_OUTPUTS, Const(None))),
+        "outputs_sentence": str,
         "trace": [Several((str, bool), 2, 2)],
         "scope": dict,
         "replay_hardware": [str],

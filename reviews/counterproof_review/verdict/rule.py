@@ -219,7 +219,13 @@ def _refuted(evidence: Evidence, rule: Rule, bounds: tuple[float, float] | None)
     if evidence.outputs_equal is False:
         return NOT_REPLICATED, "the change is declared lossless, but outputs differ"
     if evidence.counterexamples:
-        return NOT_REPLICATED, f"{evidence.counterexamples} counterexamples inside the scope were confirmed"
+        count = evidence.counterexamples
+        what = (
+            "1 counterexample inside the scope was"
+            if count == 1
+            else f"{count} counterexamples inside the scope were"
+        )
+        return NOT_REPLICATED, f"{what} confirmed"
     if bounds is not None and len(evidence.replay) >= MIN_BLOCKS and bounds[1] < math.log1p(rule.sesoi):
         what = "a loss" if bounds[1] < 0 else "less than the smallest effect of interest"
         return NOT_REPLICATED, f"the replay shows {what}: at most {_percent(bounds[1])}"
