@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 from counterproof_review.packet import archive, canonical, layout, manifest
@@ -31,10 +32,11 @@ RESULTS = Path(__file__).resolve().parent / "results"
 # Its scope has both corners in it: prompts of less than one block to three, eight requests at once.
 STUDY = (
     *("engine.numerics.mode=invariant", "workload.requests=24", "workload.min_prompt_tokens=8"),
-    *("workload.max_new_tokens=12", "workload.concurrency=8", "study.blocks=6", "study.reserve_blocks=0"),
+    *("workload.max_new_tokens=12", "workload.concurrency=8", "workload.prompt_tokens=48"),
+    *("study.blocks=6", "study.reserve_blocks=0", "workload=prompt_file"),
     *("study.probes=false", "study.equivalence_requests=2", "engine.threads.count=1"),
 )
-PROMPTS, OTHER_PROMPTS = 48, 160  # at most; a second model may need more tokens for the same texts
+TEXTS, MOST_WORDS = 2000, 30
 NOTHING = "scheduler.max_waiting"
 SLOTS, PROMPT, DELAY_US = 6, 16, 3000
 
@@ -85,14 +87,20 @@ def main(argv: list[str] | None = None) -> int:
 def packet_of(place: Path, model: str, number: int) -> Path:
     """The open packet of a short exploratory study of the KV cache on `model`."""
     store, name, packet = place / f"store-{number}", f"short-{number}", place / f"study-{number}.rep.zip"
-    engine = (
-        "engine=tiny",
-        f"engine.model={model}",
-        f"workload.prompt_tokens={PROMPTS if number == 0 else OTHER_PROMPTS}",
-    )
+    engine = ("engine=tiny", f"engine.model={model}", f"workload.file={_texts(place)}")
     _command(store, "run", "kv_cache", *engine, *STUDY, "--study", name, "--exploratory", allowed=(0, 5))
     _command(store, "packet", "build", name, "--out", str(packet))
     return packet
+
+
+def _texts(place: Path) -> Path:
+    """A file of prompts of all lengths: neighbouring words of Python's own documentation."""
+    words = " ".join(topics.values()).split()
+    starts = range(0, TEXTS * MOST_WORDS, MOST_WORDS)
+    lines = [" ".join(words[start : start + 1 + number % MOST_WORDS]) for number, start in enumerate(starts)]
+    path = place / "prompts.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 def variant(packet: Path, target: Path, case: Case) -> Path:
