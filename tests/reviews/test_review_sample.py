@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -168,10 +169,15 @@ def test_the_walk_through_the_sample_works_as_written(
 ) -> None:
     """Every line, in order; of the replay one block, for the rest of it takes minutes."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COUNTERPROOF_KEYS", str(tmp_path / "keys"))
+    lines = [*block("sample"), *block("more")]
+    exported = exports([line for line in lines if line.startswith("export ")], tmp_path)
+    place = exported["TRY"]
+    assert Path(place).parent == tmp_path
+    assert exported["COUNTERPROOF_KEYS"] == f"{place}/keys"  # nothing is written outside $TRY
+    monkeypatch.setenv("COUNTERPROOF_KEYS", exported["COUNTERPROOF_KEYS"])
     ran = []
-    for line in [*block("sample"), *block("more")]:
-        words = [one for word in shlex.split(line.replace("$TRY", str(tmp_path))) for one in expanded(word)]
+    for line in lines:
+        words = [one for word in shlex.split(line.replace("$TRY", place)) for one in expanded(word)]
         if words[0] != "counterproof":
             assert words[0] == "export"
             continue
@@ -185,6 +191,19 @@ def test_the_walk_through_the_sample_works_as_written(
     assert "is whole" in shown.out
     assert "verdict" in shown.out
     assert "fault" not in shown.err
+
+
+def exports(lines: list[str], place: Path) -> dict[str, str]:
+    """What a shell makes of these lines; a variable that is used before it is set is an error."""
+    done = subprocess.run(
+        ["bash", "-eu", "-c", "\n".join([*lines, "env -0"])],
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return dict(one.split("=", 1) for one in done.stdout.split("\0") if one)
 
 
 def expanded(word: str) -> list[str]:

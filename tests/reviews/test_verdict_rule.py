@@ -51,7 +51,7 @@ def evidence(**changes: object) -> Evidence:
         ({"again": STEP[:7]}, "INVALID", "not every arm"),
         ({"same_hardware": False, "same_regime": False}, "NOT_COMPARABLE", "another bottleneck"),
         ({"outputs_equal": False}, "NOT_REPLICATED", "outputs differ"),
-        ({"counterexamples": 1}, "NOT_REPLICATED", "counterexamples"),
+        ({"counterexamples": 1}, "NOT_REPLICATED", "1 counterexample inside"),
         ({"replay": around(0.0)}, "NOT_REPLICATED", "less than the smallest"),
         ({"replay": around(-0.1)}, "NOT_REPLICATED", "a loss"),
         ({"author": around(0.1, 3)}, "INCONCLUSIVE", "3 blocks on one side"),
