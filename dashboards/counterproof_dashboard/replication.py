@@ -71,6 +71,7 @@ class Outcome:
     sesoi: float | None
     stall: str
     outputs: str
+    challenge: str
     level: str
     faults: tuple[str, ...]
 
@@ -212,6 +213,8 @@ def _about(kind: str, body: Mapping[str, Any]) -> str:
         "start": ("attempt", "blocks"),
         "end": ("attempt", "status", "failed_runs"),
         "freeze": ("level",),
+        "challenge": ("searched", "cells_tried", "inside", "outside"),
+        "verdict": ("verdict",),
     }
     parts = [
         f"{name} {body[name]}" for name in allowed.get(kind, ()) if isinstance(body.get(name), str | int)
@@ -267,11 +270,32 @@ def _outcome(root: Path, ordered: Sequence[Entry]) -> tuple[Outcome | None, str]
             sesoi=number(get(found, "sesoi")),
             stall=text(found.get("stall_sentence")),
             outputs=text(found.get("outputs_sentence")),
+            challenge=_challenge(found.get("counterexamples")),
             level=text(found.get("level")),
             faults=tuple(text(fault) for fault in faults) if isinstance(faults, list) else (),
         ),
         "",
     )
+
+
+def _challenge(found: object) -> str:
+    """What the verdict says of the search for counterexamples."""
+    if not isinstance(found, dict):
+        return "counterexamples: none were searched for"
+    if found.get("searched") is not True:
+        return f"counterexamples: none were searched for ({text(found.get('reason'))})"
+    inside, outside = (f"{found.get(side)}" for side in ("inside", "outside"))
+    words = f"counterexamples: {text(found.get('says'))}; inside the scope {inside}, outside {outside}"
+    left = found.get("left_of_scope")
+    boxes = [_box(one) for one in left] if isinstance(left, list) else []
+    return f"{words}; left of the scope: {'; or '.join(boxes)}" if boxes else words
+
+
+def _box(left: object) -> str:
+    if not isinstance(left, dict):
+        return "nothing"
+    sides = ((name, value if isinstance(value, list) else [1, value]) for name, value in left.items())
+    return ", ".join(f"{text(name)} {' to '.join(map(str, side))}" for name, side in sides)
 
 
 def _ends(value: object) -> tuple[float | None, float | None]:

@@ -184,6 +184,32 @@ def test_after_the_reveal_both_intervals_stand_beside_each_other_with_the_band(
     assert "5" * 64 not in everything(app)
 
 
+SCOPE = {"prompt_tokens": [17, 48], "output_tokens": [12, 12], "concurrency": 8}
+SEARCHED = {"searched": True, "inside": 2, "outside": 1, "says": "3 confirmed in 100 cells"}
+
+
+@pytest.mark.parametrize(
+    ("entered", "words"),
+    [
+        (None, "none were searched for"),
+        ({"searched": False, "reason": "no time"}, "none were searched for (no time)"),
+        (
+            {**SEARCHED, "left_of_scope": [SCOPE, None]},
+            "3 confirmed in 100 cells; inside the scope 2, outside 1",
+        ),
+        ({**SEARCHED, "left_of_scope": [SCOPE, None]}, "prompt_tokens 17 to 48, output_tokens 12 to 12"),
+        ({**SEARCHED, "left_of_scope": [SCOPE, None]}, "concurrency 1 to 8; or nothing"),
+        ({**SEARCHED, "left_of_scope": 7}, "inside the scope 2, outside 1."),
+    ],
+)
+def test_the_page_says_what_the_search_for_counterexamples_found(
+    open_page: Callable[..., AppTest], table: Table, entered: Any, words: str
+) -> None:
+    table.until_freeze()
+    table.reveal(verdict("NOT_REPLICATED", counterexamples=entered))
+    assert words in said(open_page(table.root.parents[1], "replication"))
+
+
 @pytest.mark.parametrize(
     "word", ["NOT_REPLICATED", "INVALID", "REPLICATED_SMALLER", "INCONCLUSIVE", "UNADJUDICABLE"]
 )

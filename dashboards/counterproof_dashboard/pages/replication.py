@@ -57,7 +57,7 @@ def _verdict(found: Review) -> None:
     for fault in outcome.faults:
         st.error(plain(fault))
     _intervals(outcome)
-    for sentence in filter(None, (outcome.stall, outcome.outputs)):
+    for sentence in filter(None, (outcome.stall, outcome.outputs, outcome.challenge)):
         st.caption(plain(f"{sentence[:1].upper()}{sentence[1:]}."))
 
 
