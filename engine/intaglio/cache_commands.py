@@ -116,6 +116,8 @@ def _asked(
     folder = catalogue.resolve(config.model)
     tokenizer = Tokenizer(folder)
     identity = identity_of(config, catalogue.fingerprint(folder), *_resolved(config, settle))
+    # Both are taken to have a prefix cache, which is not on by default, unless it was switched off.
+    caches = config.prefix_cache.enabled or not any(t.startswith("prefix_cache.enabled=") for t in overrides)
     prompt = _read(given)
     if isinstance(prompt, tuple):
         if chat or system is not None:
@@ -123,14 +125,14 @@ def _asked(
         known = tokenizer.known_tokens
         if wrong := [token for token in prompt if not 0 <= token < known]:
             raise RequestError(f"{given}: token {wrong[0]}; ids go from 0 to {known - 1}", field="prompt")
-        return Asked(prompt, identity, tokenizer, tenant)
+        return Asked(prompt, identity, tokenizer, tenant, caches=caches)
     if system is not None and not chat:
         raise RequestError("a system message needs the chat template; add --chat", field="system")
     if not chat:
-        return Asked(tuple(tokenizer.encode(prompt)), identity, tokenizer, tenant, prompt)
+        return Asked(tuple(tokenizer.encode(prompt)), identity, tokenizer, tenant, prompt, caches)
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": prompt})
-    return Asked(tuple(tokenizer.apply_chat_template(messages)), identity, tokenizer, tenant, prompt)
+    return Asked(tuple(tokenizer.apply_chat_template(messages)), identity, tokenizer, tenant, prompt, caches)
 
 
 def _resolved(config: EngineConfig, settle: bool) -> tuple[str, str]:

@@ -107,6 +107,32 @@ def test_tenants_and_configurations_share_nothing(asked):
     assert "numerics" in told.causes[0].detail
 
 
+def test_a_cache_that_is_off_is_the_first_cause(asked):
+    on, off = asked(STORY), dataclasses.replace(asked(STORY), caches=False)
+    for first, second, words in (
+        (off, on, "leaves no blocks"),
+        (on, off, "looks none up"),
+        (off, off, "leaves no blocks behind and the second looks none up"),
+    ):
+        told = explain(first, second)
+        assert (kinds(told), told.hit_tokens) == (["prefix cache off"], 0)
+        assert words in told.causes[0].detail
+
+
+def test_the_command_knows_a_cache_that_was_switched_off(tiny_model, capsys):
+    base = ["explain-miss", STORY, STORY + " And so on.", "--json", "--model", str(tiny_model)]
+    for extra, hit in (
+        ([], True),
+        (["prefix_cache.enabled=true"], True),
+        (["prefix_cache.enabled=false"], False),
+        (["prefix_cache.enabled=true", "--second", "prefix_cache.enabled=false"], False),
+    ):
+        assert main([*base, *extra]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["hit_tokens"] > 0) is hit, extra
+        assert (told["causes"][0]["kind"] == "prefix cache off") is not hit
+
+
 def test_what_fills_no_block_is_named(asked):
     ids = asked(STORY).ids
     first = dataclasses.replace(asked(STORY), ids=ids[:10])

@@ -39,6 +39,7 @@ class Asked:
 
     ids     token ids after templating
     text    what the user wrote, None if that is not known (a prompt of ids)
+    caches  whether its engine keeps a prefix cache
     """
 
     ids: tuple[int, ...]
@@ -46,6 +47,7 @@ class Asked:
     decoder: Decoder
     tenant: str = ""
     text: str | None = None
+    caches: bool = True
 
     def piece(self, start: int, stop: int) -> str:
         """The text of tokens [start, stop), control tokens shown."""
@@ -60,8 +62,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """kind: one of tenant, model configuration, template, white space, special token, unicode form, tokenisation,
-    text, block size tail, last token. detail: a sentence with the values."""
+    """kind: one of prefix cache off, tenant, model configuration, template, white space, special token, unicode form,
+    tokenisation, text, block size tail, last token. detail: a sentence with the values."""
 
     kind: str
     detail: str
@@ -97,7 +99,7 @@ def explain(first: Asked, second: Asked) -> Explanation:
     """Why `second`, asked after `first`, does not hit more of its blocks."""
     common = _common(first.ids, second.ids)
     size = second.identity.block_tokens
-    apart = [*_tenants(first, second), *_configurations(first, second)]
+    apart = [*_switched_off(first, second), *_tenants(first, second), *_configurations(first, second)]
     found = 0 if apart else min(common, len(second.ids) - 1) // size * size
     ended = common in (len(first.ids), len(second.ids))
     end = common + 2 * _CONTEXT_TOKENS
@@ -129,6 +131,13 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 
 def _at(ids: Sequence[int], index: int) -> int | None:
     return ids[index] if index < len(ids) else None
+
+
+def _switched_off(first: Asked, second: Asked) -> list[Cause]:
+    kept = "" if first.caches else "the first leaves no blocks behind"
+    sought = "" if second.caches else "the second looks none up"
+    found = " and ".join(filter(None, (kept, sought)))
+    return [Cause("prefix cache off", f"with prefix_cache.enabled=false {found}")] if found else []
 
 
 def _tenants(first: Asked, second: Asked) -> list[Cause]:

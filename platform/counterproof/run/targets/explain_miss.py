@@ -73,5 +73,6 @@ def explain_pair(
         parallel="",
         block_tokens=size,
     )
-    asked = [Asked(tuple(ids), identity, decoder) for ids in (first, second)]
+    caches = effective.get("prefix_cache.enabled") is not False
+    asked = [Asked(tuple(ids), identity, decoder, caches=caches) for ids in (first, second)]
     return explain(*asked).to_dict()
