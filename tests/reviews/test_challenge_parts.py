@@ -15,7 +15,7 @@ from counterproof.errors import EvidenceError, InputError
 from counterproof.measure.percentile import floor_count
 from counterproof_review.challenge import declared, metamorphic, summary, texts
 from counterproof_review.challenge.compare import difference
-from counterproof_review.challenge.journaled import JOURNAL, Journaled
+from counterproof_review.challenge.journaled import JOURNAL, Journaled, alone
 from counterproof_review.challenge.reach import Reach
 from counterproof_review.challenge.search import Budget, Outcome, search
 from counterproof_review.challenge.workload import Builder, Load
@@ -114,7 +114,7 @@ def test_the_space_is_cut_to_what_can_be_tried() -> None:
 def test_a_scope_is_cut_around_a_counterexample_at_its_largest() -> None:
     cell = {"prompt_tokens": 16, "output_tokens": 24, "concurrency": 3, "entropy": "code"}
     assert declared.cut(SCOPE, [cell], ["concurrency"]) == {**SCOPE, "concurrency": 2}
-    assert declared.cut(SCOPE, [cell], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [17, 48]}
+    assert declared.cut(SCOPE, [cell], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [10, 15]}
     assert declared.cut(SCOPE, [{**cell, "prompt_tokens": 40}], ["prompt_tokens"]) == {
         **SCOPE,
         "prompt_tokens": [10, 39],
@@ -130,9 +130,16 @@ def test_what_is_left_of_a_scope_holds_neither_the_smallest_cell_nor_the_one_it_
     assert declared.cut(SCOPE, [small], ["concurrency"]) == {**SCOPE, "concurrency": 3}
     assert declared.cut(SCOPE, [small, bursts], ["concurrency"]) == {**SCOPE, "concurrency": 1}
     longer = {**small, "prompt_tokens": 44}
-    assert declared.cut(SCOPE, [small, longer], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [17, 43]}
+    assert declared.cut(SCOPE, [small, longer], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [10, 15]}
     far = {**small, "prompt_tokens": 400}  # outside the scope, where nothing has to be cut
-    assert declared.cut(SCOPE, [small, far], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [17, 48]}
+    assert declared.cut(SCOPE, [small, far], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [10, 15]}
+
+
+def test_two_searches_never_share_a_folder(tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(InputError, match="another search works"), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass
 
 
 def test_failures_count_before_other_tokens() -> None:

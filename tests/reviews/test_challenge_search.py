@@ -174,6 +174,20 @@ def test_one_flip_explains_another_only_if_its_smallest_cell_fails_with_the_othe
     assert len(asked) == 2
 
 
+def test_what_was_not_tried_is_not_said_to_be_needed() -> None:
+    probe = probe_of(crowded)
+    cell: Cell = {"prompt_tokens": 200, "concurrency": 30, "overlap": 0.7, "text": "random"}
+    none = shrink(SPACE, cell, probe(cell, 8, 1), probe, lambda n: n, more=lambda _phase: False)
+    assert (none.needed, none.untested, none.measured) == ((), tuple(cell), 0)
+    whole = shrink(SPACE, cell, probe(cell, 8, 1), probe, lambda n: 10_000 + n)
+    assert (whole.needed, whole.untested) == (("concurrency",), ())
+
+
+def test_a_confirmation_without_a_value_is_said_to_be_none() -> None:
+    found = decide({}, Outcome((), 0, (), "the disk was full"), None)
+    assert (found.flip, found.why) == (False, "not measured: the disk was full")
+
+
 def test_a_search_without_time_says_what_it_left() -> None:
     asked: list[str] = []
 

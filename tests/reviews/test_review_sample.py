@@ -228,6 +228,29 @@ def test_signatures_are_checked_by_hand_as_written(review: folders.Review, tmp_p
     assert by_hand(review.folder.root, "0" * 64, tmp_path).returncode != 0
 
 
+def test_another_verdict_than_the_signed_one_is_refused_where_it_is_read_and_taken_over(
+    review: folders.Review, tmp_path: Path
+) -> None:
+    root = review.folder.root
+    file = root / folders.VERDICT
+    whole = file.read_bytes()
+    try:
+        file.write_bytes(whole.replace(b"REPLICATED", b"NOT_REPLICATED"))
+        with pytest.raises(TrustError, match="not the one that was signed"):
+            folders.read(root)
+        file.unlink()
+        (tmp_path / "elsewhere").write_bytes(whole)
+        file.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(TrustError, match="is a link"):
+            folders.read(root)
+    finally:
+        file.unlink(missing_ok=True)
+        file.write_bytes(whole)
+    folders.check_named(review.ledgers, folders.VERDICT, whole)
+    with pytest.raises(TrustError, match="not the one that was signed"):
+        folders.check_named(review.ledgers, folders.VERDICT, whole + b" ")
+
+
 @pytest.mark.parametrize(
     "file", ["ledgers/reviewer.jsonl", "ledgers/author.jsonl", "verdict.json", "registry.dsse.json"]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -111,7 +110,9 @@ def _inside(values: tuple[Value, ...], low: float, high: float) -> tuple[Value, 
 def cut(
     scope: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], needed: Sequence[str]
 ) -> dict[str, Any] | None:
-    """What is left of the box of a claim without some cells, at its largest: the widest span of one side with none.
+    """What is left of the box of a claim without some cells, at its largest: one side of it, up to the first of them.
+
+    Shrinking saw the values before the smallest cell pass; nothing speaks for those behind it.
 
     cells   that fail for the same cause: the smallest one, and the one that it was shrunk from
     needed  the dimensions that the failure needs; only those can be cut. None: nothing of the box is left
@@ -122,14 +123,12 @@ def cut(
             continue
         low, high = _side(scope, name)
         values = sorted({int(cell[name]) for cell in cells if name in cell and low <= cell[name] <= high})
-        edges = [low - 1, *values, high + 1]
-        for before, after in itertools.pairwise(edges):
-            start, end = before + 1, after - 1
-            if start > end or (name == "concurrency" and start > low):
-                continue
-            share = math.log((end + 1) / start) / math.log((high + 1) / low)
-            if best is None or share > best[0]:
-                best = share, {name: end if name == "concurrency" else [start, end]}
+        end = min(values, default=low) - 1
+        if end < low:
+            continue
+        share = math.log((end + 1) / low) / math.log((high + 1) / low)
+        if best is None or share > best[0]:
+            best = share, {name: end if name == "concurrency" else [low, end]}
     return None if best is None else {**{n: scope[n] for n in _SIDES}, **best[1]}
 
 

@@ -23,7 +23,7 @@ from counterproof_review.challenge.bench import Bench
 from counterproof_review.challenge.claim import Claim
 from counterproof_review.challenge.engines import Engines
 from counterproof_review.challenge.fresh import FreshProbe
-from counterproof_review.challenge.journaled import Journaled
+from counterproof_review.challenge.journaled import Journaled, alone
 from counterproof_review.challenge.probing import PAIR, WarmProbe
 from counterproof_review.challenge.search import (
     ALPHA,
@@ -117,16 +117,17 @@ def hunt(
         "budget": asdict(budget),
         "claim": claim.as_dict(),
     }
-    journal = Journaled(options.folder, header)
-    bench = benches.prepare(report, claim, options.folder, options.models, say)
-    try:
-        with Engines(bench) as engines:
-            hunter = _Hunter(bench, engines, journal, options, budget, watch or Watch())
-            found = hunter.run()
-    finally:
-        benches.clear(options.folder)
-    document = {**header, **found}
-    summary.write(options.folder, document)
+    with alone(options.folder):
+        journal = Journaled(options.folder, header)
+        bench = benches.prepare(report, claim, options.folder, options.models, say)
+        try:
+            with Engines(bench) as engines:
+                hunter = _Hunter(bench, engines, journal, options, budget, watch or Watch())
+                found = hunter.run()
+        finally:
+            benches.clear(options.folder)
+        document = {**header, **found}
+        summary.write(options.folder, document)
     return document
 
 
@@ -252,7 +253,10 @@ class _Hunter:
             entry |= {"measured_to_shrink": small.measured, "smallest": described(again)}
             if again.flip:
                 entry |= {**described(again), "found_at": one.cell, "needed": list(small.needed)}
-                self._small.append(small)
+                entry["untested"] = list(small.untested)
+                self._small += [] if small.untested else [small]
+            else:
+                entry["untested"] = [d.name for d in self._space.dimensions if one.cell[d.name] != d.plainest]
         entry["inside"] = declared.inside(self._scope, entry["cell"])
         return entry
 
@@ -299,11 +303,17 @@ class _Hunter:
         return decide(small.cell, outcome, loss_p_value(outcome.gains))
 
     def _explain(self, confirmed: list[dict[str, Any]]) -> None:
-        """What would be left of the claim's box, for every flip that lies in it."""
-        for one in confirmed:
-            if one["flip"] and one["inside"]:
-                cells = [one[name] for name in ("cell", "found_at", "like") if name in one]
-                one["left_of_scope"] = declared.cut(self._scope, cells, one["needed"])
+        """What would be left of the claim's box, for every flip that lies in it and was shrunk to the end.
+
+        Flips that need the same have the same cause, as far as anybody knows: what is left holds none of their cells.
+        """
+        inside = [one for one in confirmed if one["flip"] and one["inside"]]
+        for one in inside:
+            if one.get("untested"):
+                continue
+            alike = [other for other in inside if other["needed"] == one["needed"]]
+            cells = [other[name] for other in alike for name in ("cell", "found_at", "like") if name in other]
+            one["left_of_scope"] = declared.cut(self._scope, cells, one["needed"])
 
 
 def _says(confirmed: list[dict[str, Any]], tried: int) -> str:

@@ -259,6 +259,8 @@ def decide(cell: Cell, outcome: Outcome, p: float | None) -> Confirmed:
         return Confirmed(
             cell, outcome, p, True, f"a loss of {-100 * math.expm1(outcome.mean):.1f} % in fresh runs"
         )
+    if not outcome.gains:
+        return Confirmed(cell, outcome, p, False, f"not measured: {outcome.note or 'no run gave a value'}")
     return Confirmed(cell, outcome, p, False, "fresh runs do not confirm it")
 
 

@@ -9,7 +9,7 @@ four. Delta debugging on values instead of lists: Zeller, Hildebrandt, IEEE Tran
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from counterproof_review.challenge.search import ALPHA, Outcome, Probe, loss_p_value
 from counterproof_review.challenge.space import Cell, Dimension, Space, Value
@@ -20,12 +20,17 @@ KEEPS = 0.5  # of the loss, in log units, that a smaller cell has to show
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The smallest failing cell found, how many cells were measured for it, and which dimensions it needs."""
+    """The smallest failing cell found, how many cells were measured for it, and which dimensions it needs.
+
+    needed    those that are not plain, and pass when they are: that was measured
+    untested  those that are not plain, and were not tried, for want of time or measurements
+    """
 
     cell: Cell
     outcome: Outcome
     measured: int
     needed: tuple[str, ...]
+    untested: tuple[str, ...] = ()
 
 
 def shrink(
@@ -58,8 +63,10 @@ def shrink(
         _trade(state, choice, [limits[d.name] for d in numbers])
     for dimension in space.dimensions:  # noise may have kept one, and others are plainer now
         state.accepts({dimension.name: dimension.plainest})
-    needed = tuple(d.name for d in space.dimensions if state.cell[d.name] != d.plainest)
-    return Shrunk(state.cell, state.outcome, state.measured, needed)
+    kept = [d.name for d in space.dimensions if state.cell[d.name] != d.plainest]
+    needed = tuple(name for name in kept if name in state.tried)
+    untested = tuple(name for name in kept if name not in state.tried)
+    return Shrunk(state.cell, state.outcome, state.measured, needed, untested)
 
 
 def explains(space: Space, small: Shrunk, cell: Cell, fails: Callable[[Cell], bool]) -> bool:
@@ -92,6 +99,7 @@ class _State:
     more: Callable[[str], bool]
     least: float
     measured: int = 0
+    tried: set[str] = field(default_factory=set)
 
     def accepts(self, values: Cell) -> bool:
         """Whether the cell still fails with these values; if so, it is the cell from now on."""
@@ -102,6 +110,7 @@ class _State:
             return False
         found = self.probe(tried, self.blocks, self.seed(self.measured))
         self.measured += 1
+        self.tried |= set(values)
         if not self._fails(found):
             return False
         self.cell, self.outcome = tried, found

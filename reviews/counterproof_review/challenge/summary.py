@@ -67,7 +67,7 @@ def sections(report: Mapping[str, Any]) -> list[Section]:
             "inside" if one["inside"] else "outside",
             _gain(one["gain"]),
             one["why"],
-            ", ".join(one["needed"]) or "",
+            _needs(one),
             _left(one),
         )
         for one in report["confirmed"]
@@ -137,6 +137,11 @@ def _relations(checks: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 def _gain(value: float | None) -> str:
     return "no value" if value is None else percent(1 + value)
+
+
+def _needs(one: Mapping[str, Any]) -> str:
+    untested = ", ".join(one.get("untested", ()))
+    return ", ".join(filter(None, (*one["needed"], f"not tried without: {untested}" if untested else "")))
 
 
 def _left(one: Mapping[str, Any]) -> str:

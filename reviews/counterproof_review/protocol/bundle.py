@@ -107,3 +107,6 @@ def _check_ledgers(place: folders.Folder, given: dict[str, bytes], changes: dict
             changes[name] = theirs
     for role in PARTIES:
         ledger.check_witnessed(copies[role], role, [copies[other] for other in PARTIES if other != role])
+    for name in folders.NAMED:
+        if name in changes:
+            folders.check_named(copies, name, changes[name])

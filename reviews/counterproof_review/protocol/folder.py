@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from counterproof.record.canonical import sha256_bytes
 from counterproof.record.journal import now_utc
 from counterproof_review.protocol import events, machine
 from counterproof_review.protocol.events import PARTIES, Event
@@ -28,6 +29,11 @@ REGISTRY = "registry.dsse.json"
 CHALLENGE = "challenge.json"
 VERDICT = "verdict.json"
 ATTEMPTS = "attempts"
+# Files that an entry of this kind names by SHA-256, and the field of its body that does.
+NAMED: Mapping[str, tuple[str, str]] = {
+    VERDICT: (events.VERDICT, "sha256"),
+    CHALLENGE: (events.CHALLENGE, "report_sha256"),
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,21 @@ def read(root: Path) -> Review:
     for role in PARTIES:
         others = [ledgers[other] for other in PARTIES if other != role]
         ledger.check_witnessed(ledgers[role], role, others)
+    for name in NAMED:
+        path = root / name
+        if path.is_symlink():
+            raise TrustError("E_COMMIT", f"{name} is a link; put the file itself there")
+        if path.is_file():
+            check_named(ledgers, name, path.read_bytes())
     return Review(folder, known, ledgers, machine.run(events.in_order(ledgers)))
+
+
+def check_named(ledgers: Mapping[str, list[Entry]], name: str, data: bytes) -> None:
+    """Raise TrustError E_COMMIT where a ledger names another `name` than these bytes."""
+    kind, field = NAMED[name]
+    signed = {e.body.get(field) for role in PARTIES for e in ledgers[role] if e.kind == kind}
+    if signed - {None} and sha256_bytes(data) not in signed:
+        raise TrustError("E_COMMIT", f"{name} is not the one that was signed")
 
 
 def read_registry(path: Path) -> Registry:

@@ -125,9 +125,9 @@ def document(
         "band": preregistered.band,
         "sesoi": preregistered.sesoi,
         "stall_bound": judged.stall_bound,
-        "stall_sentence": _stall_sentence(judged.stall_bound),
+        "stall_sentence": _stall_sentence(judged.stall_bound, opened.content is not None),
         "outputs": counts,
-        "outputs_sentence": _outputs_sentence(counts),
+        "outputs_sentence": _outputs_sentence(counts, opened.content is not None),
         "trace": [[name, fired] for name, fired in judged.trace],
         "scope": report.documents[layout.SCOPE],
         "replay_hardware": sorted({e.body["hardware"] for e in state.ends if e.body["hardware"]}),
@@ -153,7 +153,9 @@ def _ratio(log_ratio: float | None) -> float | None:
     return None if log_ratio is None or not math.isfinite(log_ratio) else math.exp(log_ratio)
 
 
-def _outputs_sentence(counts: Mapping[str, int] | None) -> str:
+def _outputs_sentence(counts: Mapping[str, int] | None, opened: bool) -> str:
+    if not opened:
+        return "outputs were not compared: the seal was not opened to what was sealed"
     if counts is None:
         return "outputs were not compared: the change is not declared lossless, or no block was replayed"
     return (
@@ -162,7 +164,9 @@ def _outputs_sentence(counts: Mapping[str, int] | None) -> str:
     )
 
 
-def _stall_sentence(bound: float | None) -> str:
+def _stall_sentence(bound: float | None, opened: bool) -> str:
+    if bound is None and not opened:
+        return "the seal was not opened to what was sealed, so nothing bounds how often the candidate stalls"
     if bound is None:
         return "no block was replayed, so nothing bounds how often the candidate stalls"
     return f"even if no block stalled, the candidate may stall in up to {100 * bound:.0f} % of blocks (95 %)"

@@ -236,6 +236,7 @@ _CONFIRMED = {
     "p": REAL,
     "found_at": Table((str, int, float)),
     "left_of_scope": _LEFT,
+    "untested": [str],
 }
 
 FILES: Mapping[str, tuple[str, Shape]] = {
