@@ -245,7 +245,9 @@ def test_a_ledger_that_does_not_hold_is_refused(
     path = table.book("author").path
     lines = path.read_bytes().splitlines(keepends=True)
     if how == "edit":
-        path.write_bytes(b"".join([*lines[:1], lines[1].replace(b"A", b"B", 1), *lines[2:]]))
+        at = lines[1].index(b'"payload":"') + 30
+        other = b"B" if lines[1][at : at + 1] == b"C" else b"C"
+        path.write_bytes(b"".join([*lines[:1], lines[1][:at] + other + lines[1][at + 1 :], *lines[2:]]))
     elif how == "cut":
         path.write_bytes(b"".join(lines[:-1]))
     elif how == "fork":
