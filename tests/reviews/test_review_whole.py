@@ -313,6 +313,8 @@ def test_both_keys_lost_is_unadjudicable(begin: Callable[[], Whole], monkeypatch
     assert review.do("steward", "reveal", "--lost", "the escrow key was destroyed") == 0
     found = review.sign()
     assert (found["verdict"], found["grows"]) == ("UNADJUDICABLE", False)
+    assert found["attempts"][0]["status"] == "completed" and found["outputs"] is None
+    assert all("seal was not opened" in found[f"{what}_sentence"] for what in ("outputs", "stall"))
 
 
 def test_steps_out_of_turn_are_refused_and_write_nothing(begin: Callable[[], Whole]) -> None:
