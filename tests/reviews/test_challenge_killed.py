@@ -56,6 +56,9 @@ def test_kill_and_go_on(challenge_packet: ModuleType, tmp_path: Path) -> None:
             time.sleep(0.02)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2  # both engines
+        os.kill(process.pid, signal.SIGSTOP)  # or it might end first
+        second = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+        assert second.returncode != 0 and "in use by another process" in second.stderr
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from counterproof.errors import EvidenceError, InputError
 from counterproof.measure.percentile import floor_count
 from counterproof_review.challenge import declared, metamorphic, summary, texts
 from counterproof_review.challenge.compare import difference
-from counterproof_review.challenge.journaled import JOURNAL, Journaled, alone
+from counterproof_review.challenge.journaled import JOURNAL, Journaled
 from counterproof_review.challenge.reach import Reach
 from counterproof_review.challenge.search import Budget, Outcome, search
 from counterproof_review.challenge.workload import Builder, Load
@@ -133,13 +133,6 @@ def test_what_is_left_of_a_scope_holds_neither_the_smallest_cell_nor_the_one_it_
     assert declared.cut(SCOPE, [small, longer], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [10, 15]}
     far = {**small, "prompt_tokens": 400}  # outside the scope, where nothing has to be cut
     assert declared.cut(SCOPE, [small, far], ["prompt_tokens"]) == {**SCOPE, "prompt_tokens": [10, 15]}
-
-
-def test_two_searches_never_share_a_folder(tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(InputError, match="another search works"), alone(tmp_path):
-        pass
-    with alone(tmp_path):
-        pass
 
 
 def test_failures_count_before_other_tokens() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from counterproof.cli import build_parser, main
-from counterproof_review.packet import layout
+from counterproof_review.packet import archive, layout
 from counterproof_review.packet.reader import Archive
 from counterproof_review.packet.verify import Verification, verify
 from counterproof_review.protocol import bundle, lookup, outcome
@@ -246,6 +246,14 @@ def test_another_verdict_than_the_signed_one_is_refused_where_it_is_read_and_tak
     finally:
         file.unlink(missing_ok=True)
         file.write_bytes(whole)
+    with Archive.open(SAMPLE / "review.zip") as opened:
+        files: dict[str, bytes | Path] = {n: opened.read(n, layout.MAX_MEMBER_BYTES) for n in opened.members}
+    files[folders.VERDICT] = whole.replace(b"REPLICATED", b"NOT_REPLICATED")
+    archive.write(tmp_path / "other.zip", files)
+    (tmp_path / "fresh").mkdir()
+    with pytest.raises(TrustError, match="not the one that was signed"):
+        bundle.merge(tmp_path / "fresh", tmp_path / "other.zip")
+    assert not list((tmp_path / "fresh").iterdir())
     folders.check_named(review.ledgers, folders.VERDICT, whole)
     with pytest.raises(TrustError, match="not the one that was signed"):
         folders.check_named(review.ledgers, folders.VERDICT, whole + b" ")

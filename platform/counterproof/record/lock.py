@@ -15,7 +15,7 @@ POLL_SECONDS = 0.1
 
 
 class FileLock:
-    """`with FileLock(path): ...` holds an exclusive lock on `path`, created when missing.
+    """`with FileLock(path): ...` holds an exclusive lock on `path`, a file, created when missing, or a folder.
 
     wait_s   how long to wait for another holder; afterwards ExecutionError
     on_wait  called once, when the lock is not free at the first try
@@ -42,7 +42,7 @@ class FileLock:
                 os.close(self._descriptor)
                 raise ExecutionError(
                     f"{self._what} is in use by another process",
-                    details=[f"lock file: {self._path}", "wait until it has finished, then try again"],
+                    details=[f"lock: {self._path}", "wait until it has finished, then try again"],
                 )
             time.sleep(POLL_SECONDS)
         return self
@@ -66,5 +66,5 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:
+    except (IsADirectoryError, PermissionError):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -122,7 +122,7 @@ def cut(
         if name not in needed:
             continue
         low, high = _side(scope, name)
-        values = sorted({int(cell[name]) for cell in cells if name in cell and low <= cell[name] <= high})
+        values = (int(cell[name]) for cell in cells if name in cell and low <= cell[name] <= high)
         end = min(values, default=low) - 1
         if end < low:
             continue

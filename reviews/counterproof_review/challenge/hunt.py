@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from counterproof.record.lock import FileLock
 from counterproof_review.challenge import bench as benches
 from counterproof_review.challenge import declared, metamorphic, reach, summary
 from counterproof_review.challenge.bench import Bench
 from counterproof_review.challenge.claim import Claim
 from counterproof_review.challenge.engines import Engines
 from counterproof_review.challenge.fresh import FreshProbe
-from counterproof_review.challenge.journaled import Journaled, alone
+from counterproof_review.challenge.journaled import Journaled
 from counterproof_review.challenge.probing import PAIR, WarmProbe
 from counterproof_review.challenge.search import (
     ALPHA,
@@ -106,7 +107,7 @@ def hunt(
 
     report  of a verified packet
 
-    Raises InputError for a folder of another search, and what `bench.prepare` and the first runs raise.
+    Raises InputError for a folder of another search, ExecutionError while another process searches there, and what `bench.prepare` and the first runs raise.
     """
     budget = budget_of(report, options)
     header = {
@@ -117,7 +118,8 @@ def hunt(
         "budget": asdict(budget),
         "claim": claim.as_dict(),
     }
-    with alone(options.folder):
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(options.folder, what=f"the search in {options.folder}"):
         journal = Journaled(options.folder, header)
         bench = benches.prepare(report, claim, options.folder, options.models, say)
         try:

@@ -7,11 +7,8 @@ went on stops probing where it would have stopped. What was begun and never ende
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +21,6 @@ from counterproof_review.challenge.space import Cell
 HEADER = "search.json"
 JOURNAL = "journal.jsonl"
 BEGUN, MEASURED, RELATED = "begun", "measured", "related"
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Work in a search's folder as the only process. Raises InputError while another one does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise InputError(
-            f"another search works in {folder}", details=["wait for its end, or give another --dir"]
-        ) from None
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 class Journaled:
